@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+from typer.testing import CliRunner
 
 from support.charts import (
     CHARTS,
@@ -22,9 +23,11 @@ from support.charts import (
     values_files,
 )
 from support.programs import find_program, why_no_program
+from turnmill.cli.main import app
 from turnmill.core.errors import SettingsError
 from turnmill.jobs.resources import ray_resource
-from turnmill.jobs.team import parse_team
+from turnmill.jobs.team import parse_team, run_dir
+from turnmill.trajectory_page import serve
 from turnmill_operator.pod_rules import PodRules
 
 ROOT = CHARTS.parent
@@ -99,6 +102,11 @@ def test_servers_have_probes(chart, file):
         (TEAM, {"store.external.url": "redis://:secret@host:6379"}, "does not match pattern"),
         (TEAM, ELSEWHERE | {"store.password.existingSecret": "redis"}, "store.external.cidrs is empty"),
         (TEAM, ELSEWHERE | {"store.external.cidrs": ["192.0.2.10/32"]}, "store.password.existingSecret is empty"),
+        (TEAM, {"view.allowedHosts": ["*.example.com"]}, "does not match pattern"),
+        (TEAM, {"view.ingress.host": "https://runs.example.com"}, "does not match pattern"),
+        (TEAM, {"view.from": [{}]}, "minProperties: got 0, want 1"),
+        (TEAM, {"view.from": [{"namespace": "proxy"}]}, "additional properties 'namespace' not allowed"),
+        (TEAM, {"view.enabled": True, "view.ingress": {"enabled": True, "host": "a.b"}}, "view.from is empty"),
         (TEAM, {"trainer.groups.h100.gpus": 8}, "additional properties 'gpus' not allowed"),
         (TEAM, {"trainer.groups.h100.device": "tpu"}, "must be one of 'cuda', 'cpu'"),
         (TEAM, {"trainer.groups.h100": None}, "trainer.defaultGroup (h100) is none of trainer.groups (a40)"),
@@ -486,6 +494,67 @@ def labels_of(objects: list[dict[str, Any]], component: str) -> dict[str, str]:
     labels = [template["metadata"]["labels"] for template in templates]
     (found,) = [each for each in labels if each["app.kubernetes.io/component"] == component]
     return {name: found[name] for name in (f"app.kubernetes.io/{part}" for part in ("name", "instance", "component"))}
+
+
+PROXY = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "proxy"}}}
+VIEW = {"view.enabled": True, "view.from": [PROXY]}
+
+
+def test_the_page_of_runs_connects_to_nothing_and_only_named_pods_connect_to_it():
+    objects = render(TEAM, VIEW)
+    labels = labels_of(objects, "view")
+    policies = [found["spec"] for found in of_kind(objects, "NetworkPolicy") if selects(found["spec"], labels)]
+    others = [found["spec"] for found in of_kind(objects, "NetworkPolicy") if selects(found["spec"], {})]
+
+    assert [rule for policy in policies for rule in policy.get("egress", ())] == []
+    assert [rule for policy in policies for rule in policy.get("ingress", ())] == [
+        {"from": [PROXY], "ports": [{"port": 8600, "protocol": "TCP"}]}
+    ]
+    assert {"policyTypes": ["Ingress", "Egress"], "podSelector": {}} in policies
+    # All other pods resolve names.
+    assert [rule["ports"][0]["port"] for policy in others for rule in policy.get("egress", ())] == [53]
+
+
+def selects(policy: dict[str, Any], labels: dict[str, str]) -> bool:
+    """Return whether a NetworkPolicy applies to pods with these labels."""
+    selector = policy["podSelector"]
+    named = selector.get("matchLabels", {}).items() <= labels.items()
+    return named and all(
+        (labels.get(each["key"]) in each["values"]) is (each["operator"] == "In")
+        for each in selector.get("matchExpressions", ())
+    )
+
+
+def test_the_page_of_runs_can_change_nothing():
+    objects = render(TEAM, VIEW)
+    (page,) = of_kind(objects, "Deployment", "team-a-view")
+    spec = page["spec"]["template"]["spec"]
+    (account,) = of_kind(objects, "ServiceAccount", spec["serviceAccountName"])
+
+    claims = [volume["persistentVolumeClaim"] for volume in spec["volumes"] if "persistentVolumeClaim" in volume]
+    assert claims == [{"claimName": "team-a-runs", "readOnly": True}]
+    assert {mount["mountPath"]: mount.get("readOnly", False) for mount in spec["containers"][0]["volumeMounts"]} == {
+        "/runs": True, "/tmp": False,
+    }  # fmt: skip
+    assert account["automountServiceAccountToken"] is False
+    assert not [found for found in objects if found["kind"] in ("Role", "RoleBinding")]
+    assert "secret" not in json.dumps(page).lower()
+
+
+def test_turnmill_accepts_what_the_chart_tells_the_page_of_runs(monkeypatch):
+    (page,) = of_kind(rendered(TEAM, TEAM / "ci" / "everything-values.yaml"), "Deployment", "agents-view")
+    container = page["spec"]["template"]["spec"]["containers"][0]
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(serve, "serve", lambda source, **options: given.update(options, source=source))
+
+    done = CliRunner().invoke(app, [*container["command"][1:], *container["args"]])
+
+    assert done.exit_code == 0, done.output
+    assert (given["source"], given["runs"], given["host"], given["port"]) == ("/runs/team-a", True, "0.0.0.0", 8600)
+    assert list(serve.checked_host_names(given["allowed_hosts"])) == [
+        "agents-view", "agents-view.team-a.svc", "runs.internal.example.com", "runs.example.com",
+    ]  # fmt: skip
+    assert run_dir("team-a", "job", "0123456789") == f"{given['source']}/job-01234567"
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,22 @@
 """`turnmill view` as a process, and its pages in a browser."""
 
 import json
-import os
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from support.view_process import START_SECONDS, ViewProcess
 from turnmill.environments.rendering import write_gif
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 
 WORDS = ["go", " left", " right", "\n", "<img src=x onerror=pwned=1>", " on", "[2]"]
-START_SECONDS, LIVE_MILLISECONDS = 60, 20_000
+LIVE_MILLISECONDS = 20_000
 
 
 def turn(episode: str, number: int = 0, *word_ids: int, **more: Any) -> TurnRecord:
@@ -59,37 +55,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return made
 
 
-class Server:
-    """`turnmill view` on a free port."""
-
-    def __init__(self, *arguments: str, cache: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "turnmill.cli.main", "view", *arguments],
-            env=os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            # Tests that run in the background may ignore SIGINT, and child processes inherit that.
-            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-        )
-
-    def address(self) -> str:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert "http://" in line, self.process.communicate(timeout=10)
-        return line.partition(": ")[2].split()[0]
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGINT)
-        try:
-            self.process.communicate(timeout=20)
-        finally:
-            self.process.kill()
-        return self.process.returncode
-
-
 def run_until_it_ends(*arguments: str, cache: Path) -> tuple[int, str]:
-    server = Server(*arguments, cache=cache)
+    server = ViewProcess(*arguments, cache=cache)
     try:
         _, errors = server.process.communicate(timeout=START_SECONDS)
     finally:
@@ -99,7 +66,7 @@ def run_until_it_ends(*arguments: str, cache: Path) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def page_address(folder: RunFolder) -> Iterator[str]:
-    server = Server(str(folder.path), "--port", "0", cache=folder.path.parent / "cache")
+    server = ViewProcess(str(folder.path), "--port", "0", cache=folder.path.parent / "cache")
     try:
         yield server.address()
     finally:
@@ -136,7 +103,7 @@ def test_a_location_without_a_run_is_an_error(place, message, tmp_path):
 
 
 def test_ctrl_c_ends_the_server(folder, tmp_path):
-    server = Server(str(folder.path), "--port", "0", cache=tmp_path)
+    server = ViewProcess(str(folder.path), "--port", "0", cache=tmp_path)
     server.address()
 
     assert server.stop() == 0
@@ -324,7 +291,7 @@ def test_an_ended_trajectory_is_not_redrawn_when_others_change(visit, folder):
 
 
 def test_a_page_reports_that_its_server_does_not_answer(browser, folder, tmp_path):
-    server = Server(str(folder.path), "--port", "0", cache=tmp_path)
+    server = ViewProcess(str(folder.path), "--port", "0", cache=tmp_path)
     page = browser.new_page()
     try:
         page.goto(server.address())

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import promql_parser as promql
 
 VARIABLE = re.compile(r"\$\{?(\w+)\}?")
-DURATIONS = {"__rate_interval": "1m", "window": "2m", "__range": "5m"}
+DEFAULTS = {"__rate_interval": "1m", "window": "2m", "__range": "5m", "price": "1"}
 COUNTER_FUNCTIONS = {"rate", "increase", "irate", "resets"}
 
 
@@ -38,7 +38,7 @@ def variables_in(expression: str) -> set[str]:
 
 def with_values(expression: str, **values: str) -> str:
     """Return the expression with variables replaced by values that select everything, and short durations."""
-    known = DURATIONS | values
+    known = DEFAULTS | values
     return VARIABLE.sub(lambda found: known.get(found[1], ".*"), expression)
 
 

@@ -83,6 +83,7 @@ tolerations: {{ toYaml . | nindent 2 }}
 {{- define "turnmill-team.toolServer" -}}{{ include "turnmill-team.fullname" . }}-tool-server{{- end -}}
 {{- define "turnmill-team.gateway" -}}{{ include "turnmill-team.fullname" . }}-gateway{{- end -}}
 {{- define "turnmill-team.store" -}}{{ include "turnmill-team.fullname" . }}-store{{- end -}}
+{{- define "turnmill-team.view" -}}{{ include "turnmill-team.fullname" . }}-view{{- end -}}
 {{- define "turnmill-team.ray" -}}{{ include "turnmill-team.fullname" . }}-ray{{- end -}}
 
 {{- define "turnmill-team.toolServerUrl" -}}

@@ -4,9 +4,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from itertools import zip_longest
 from pathlib import Path
-from urllib.parse import quote
 
-import jinja2
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, Response
@@ -16,13 +14,13 @@ from turnmill.trajectory_page import formatting
 from turnmill.trajectory_page.filters import SORTS, fetch_list_page, peers, read_filters
 from turnmill.trajectory_page.frames import frame_png
 from turnmill.trajectory_page.index_updater import IndexUpdater
+from turnmill.trajectory_page.rendering import PACKAGE_DIR, load_templates, render
 from turnmill.trajectory_page.security import security_middleware
 from turnmill.trajectory_page.source import Source
 from turnmill.trajectory_page.store_reader import PREFIX
 from turnmill.trajectory_page.summary import OUTCOMES, Summary
 from turnmill.trajectory_page.turn_view import TurnView, build_turn_views
 
-PACKAGE_DIR = Path(__file__).parent
 MAX_FILTER_CHOICES = 200
 IMAGE_TYPES = {
     ".png": "image/png",
@@ -36,33 +34,24 @@ IMAGE_TYPES = {
 class Pages:
     """Handlers of the page's URLs."""
 
-    def __init__(self, source: Source, updater: IndexUpdater) -> None:
+    def __init__(self, source: Source, updater: IndexUpdater, base: str = "") -> None:
         self.source = source
         self.updater = updater
+        self._base = base
         self._filter_choices: dict[str, tuple[int, list[str]]] = {}
-        self._templates = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(PACKAGE_DIR / "templates"),
-            autoescape=True,
-            undefined=jinja2.StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self._templates.filters |= formatting.FILTERS
-        self._templates.filters["path"] = lambda key: quote(key, safe="/@~-_.")
-        # Compiled at the start, not while the first visitor waits.
-        for name in self._templates.list_templates():
-            self._templates.get_template(name)
+        load_templates()
 
     def render(self, name: str, *, status: int = 200, **values: object) -> HTMLResponse:
         """Render a template as an HTML response."""
         common = {
+            "base": self._base,
             "title": formatting.format_text(self.source.title),
             "state": self.source.state(),
             "reading": self.updater.reading,
             "problem": self.updater.problem,
             "revision": self.source.index.revision,
         }
-        return HTMLResponse(self._templates.get_template(name).render(common | values), status_code=status)
+        return render(name, common | values, status=status)
 
     def list_page(self, request: Request) -> Response:
         """Return the page with the trajectories that match the filters."""
@@ -112,7 +101,7 @@ class Pages:
         """Return a redirect from a trajectory that was in flight to its page in the log; None if it has none."""
         name = key.rpartition("/")[2] if key.startswith(PREFIX) else ""
         found = self.source.index.find(name) if name else None
-        return RedirectResponse(f"/trajectory/{quote(found.key, safe='/@~-_.')}") if found else None
+        return RedirectResponse(f"{self._base}/trajectory/{formatting.quote_key(found.key)}") if found else None
 
     def missing(self, key: str) -> Response:
         """Return the 404 page."""
@@ -139,7 +128,7 @@ class Pages:
         records = self.source.turns(summary)
         views = build_turn_views(records, summary, self.source.vocabulary, self.source.advantages(summary, records))
         path = self.source.animation(summary)
-        return formatting.with_image_urls(views, summary, has_frames=path is not None)
+        return formatting.with_image_urls(views, summary, has_frames=path is not None, base=self._base)
 
     def frame(self, key: str, number: int) -> Response:
         """Return an image of the environment after a number of turns."""
@@ -192,7 +181,6 @@ def _first_difference(left: list[TurnView], right: list[TurnView]) -> int | None
 def create_app(source: Source, *, allowed_hosts: Iterable[str] = (), pause_seconds: float = 1.0) -> FastAPI:
     """Create the app that shows a source. It answers to IP addresses, to localhost and to the allowed hosts."""
     updater = IndexUpdater(source, pause_seconds=pause_seconds)
-    pages = Pages(source, updater)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -203,7 +191,12 @@ def create_app(source: Source, *, allowed_hosts: Iterable[str] = (), pause_secon
     app = FastAPI(title="turnmill view", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.middleware("http")(security_middleware(allowed_hosts))
     app.mount("/static", StaticFiles(directory=PACKAGE_DIR / "static"))
+    add_pages(app, Pages(source, updater))
+    return app
 
+
+def add_pages(app: FastAPI, pages: Pages) -> None:
+    """Let an app answer with the pages of a source."""
     # Plain functions: FastAPI runs them in threads, as they read files.
     app.get("/")(pages.list_page)
     app.get("/compare")(pages.compare)
@@ -216,5 +209,3 @@ def create_app(source: Source, *, allowed_hosts: Iterable[str] = (), pause_secon
     @app.exception_handler(RequestValidationError)
     def not_found(request: Request, _: Exception) -> Response:
         return pages.missing(request.url.path)
-
-    return app

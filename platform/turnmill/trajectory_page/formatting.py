@@ -51,15 +51,20 @@ def format_date_time(at: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
-def with_image_urls(views: list[TurnView], summary: Summary, *, has_frames: bool) -> list[TurnView]:
+def quote_key(key: str) -> str:
+    """Return the key of a trajectory as a part of a URL."""
+    return quote(key, safe="/@~-_.")
+
+
+def with_image_urls(views: list[TurnView], summary: Summary, *, has_frames: bool, base: str) -> list[TurnView]:
     """Return the turns with the URLs of their images."""
-    key = quote(summary.key, safe="/@~-_.")
+    key = quote_key(summary.key)
     return [
         replace(
             view,
-            frame_url=f"/frame/{view.number + 1}/{key}" if has_frames else None,
-            first_frame_url=f"/frame/0/{key}" if has_frames and position == 0 else None,
-            image_urls=[f"/picture/{quote(name, safe='')}" for name in view.record.images],
+            frame_url=f"{base}/frame/{view.number + 1}/{key}" if has_frames else None,
+            first_frame_url=f"{base}/frame/0/{key}" if has_frames and position == 0 else None,
+            image_urls=[f"{base}/picture/{quote(name, safe='')}" for name in view.record.images],
         )
         for position, view in enumerate(views)
     ]
@@ -73,4 +78,5 @@ FILTERS = {
     "seconds": format_seconds,
     "clock": format_time,
     "moment": format_date_time,
+    "path": quote_key,
 }

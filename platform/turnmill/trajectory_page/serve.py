@@ -2,29 +2,40 @@
 
 import contextlib
 import ipaddress
+import re
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 
 from turnmill.core.errors import SettingsError
 from turnmill.trajectory_page.app import create_app
+from turnmill.trajectory_page.runs_app import create_runs_app
 from turnmill.trajectory_page.source import open_source
+
+# Of a host as browsers send it: names in other scripts in their form with `xn--`.
+HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*", re.IGNORECASE)
 
 
 def serve(
     location: str,
     *,
+    runs: bool = False,
     host: str,
     port: int,
     allowed_hosts: Iterable[str] = (),
     on_ready: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Show the run in a folder, or the runs in a store; `on_ready` gets the URL. Raises SettingsError."""
+    """Show the run in a folder, the runs in a store, or with `runs` those in a folder; `on_ready` gets the URL.
+
+    Raises SettingsError.
+    """
+    allowed = [host, *checked_host_names(allowed_hosts)]
     listener = _listen(host, port)
     try:
-        source = open_source(location)
-        app = create_app(source, allowed_hosts=[host, *allowed_hosts])
+        app = _create_app(location, runs=runs, allowed_hosts=allowed)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=3))
         # uvicorn raises KeyboardInterrupt again after it has shut down.
         with contextlib.suppress(KeyboardInterrupt):
@@ -32,6 +43,23 @@ def serve(
             server.run(sockets=[listener])
     finally:
         listener.close()
+
+
+def checked_host_names(names: Iterable[str]) -> Iterator[str]:
+    """Yield the names that `--allow-host` gives. Raises SettingsError for one that no browser sends as a host."""
+    for name in names:
+        if HOST_NAME.fullmatch(name) is None:
+            raise SettingsError(
+                f"--allow-host {name!r} is no host name, so it would never be accepted. Write the name alone, without "
+                "scheme, port, path and wildcard, such as runs.example.com; addresses are accepted without this option."
+            )
+        yield name
+
+
+def _create_app(location: str, *, runs: bool, allowed_hosts: Iterable[str]) -> FastAPI:
+    if runs:
+        return create_runs_app(Path(location), allowed_hosts=allowed_hosts)
+    return create_app(open_source(location), allowed_hosts=allowed_hosts)
 
 
 def _listen(host: str, port: int) -> socket.socket:

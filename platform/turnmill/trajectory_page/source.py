@@ -3,36 +3,22 @@
 import hashlib
 import os
 from collections.abc import Generator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from turnmill.core.errors import SettingsError, TurnmillError
 from turnmill.jobs.yaml_file import parse_yaml
 from turnmill.observability import json_lines
-from turnmill.observability.progress import read_progress
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TurnRecord, decode_turn
 from turnmill.trajectories.address import JournalAddress
 from turnmill.trajectory_page.index import Index, open_index
 from turnmill.trajectory_page.log_reader import LogReader, ReadProgress
+from turnmill.trajectory_page.run_state import RunState, read_state
 from turnmill.trajectory_page.store_reader import StoreReader
 from turnmill.trajectory_page.summary import IN_FLIGHT, VALIDATION, Summary
 from turnmill.trajectory_page.tokens import Vocabulary
 from turnmill.trajectory_page.turn_view import Advantages, read_advantages
-
-STILL_SECONDS = 120.0
-"""Seconds without progress after which a run's state is `still`."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunState:
-    """State of a run."""
-
-    name: str
-    """`going on`, `done`, `failed` or `still`."""
-
-    text: str
 
 
 class Source(Protocol):
@@ -85,8 +71,9 @@ class Source(Protocol):
 class RunSource:
     """Trajectories in a run folder."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, in_flight: bool = True) -> None:
         self.folder = RunFolder(path)
+        self._in_flight = in_flight
         self.title = path.resolve().name
         place = _index_path(self.folder)
         self.index = open_index(place)
@@ -106,7 +93,8 @@ class RunSource:
     def update(self) -> Generator[ReadProgress, None, None]:
         """Read new lines of the log, and the trajectories in flight."""
         yield from self._log.update()
-        self._update_in_flight()
+        if self._in_flight:
+            self._update_in_flight()
 
     def _update_in_flight(self) -> None:
         address = JournalAddress.read(self.folder.path)
@@ -125,19 +113,7 @@ class RunSource:
 
     def state(self) -> RunState:
         """Return the state of the run from its folder."""
-        if failure := self.folder.read_failure():
-            return RunState("failed", f"failed: {failure}")
-        progress, still = read_progress(self.folder), self.folder.seconds_since_progress()
-        where = f"{progress.phase} {progress.done}/{progress.total}" if progress else "starting"
-        if self._has_ended() and progress and progress.phase == "training" and progress.done >= progress.total:
-            return RunState("done", f"done, {where}")
-        if self.folder.last_beat() is None or still > STILL_SECONDS:
-            return RunState("still", f"{where}, no progress for {still / 60:.0f} min")
-        return RunState("going on", where)
-
-    def _has_ended(self) -> bool:
-        """Return True if the last attempt has ended."""
-        return [mark["event"] for mark in self.folder.read_marks()][-1:] == ["ended"]
+        return read_state(self.folder)
 
     def turns(self, summary: Summary) -> list[TurnRecord]:
         """Return a trajectory's turns from the log, or from the store if it is in flight."""

@@ -6,6 +6,9 @@ from typing import Literal
 WINDOW = "$window"
 """Range for rates of counters that grow once per step, as a step takes longer than a scrape interval."""
 
+PRICE = "$price"
+"""Price of a GPU hour, which a visitor enters."""
+
 RECENT = "$__rate_interval"
 """Range for rates of counters that grow continuously."""
 
@@ -40,11 +43,15 @@ class Query:
 
     expression: str
     legend: str
+    """Legend of its lines; the heading of its column in a table."""
+
+    unit: str | None = None
+    """Unit of its column in a table; None takes the panel's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A chart: a number or lines over time."""
+    """A chart: a number, lines over time, or a table with a row per run and a column per query."""
 
     title: str
     description: str
@@ -54,7 +61,7 @@ class Panel:
     """A Grafana unit, or `suffix: ...`."""
 
     queries: tuple[Query, ...]
-    kind: Literal["lines", "stacked", "number"] = "lines"
+    kind: Literal["lines", "stacked", "number", "table"] = "lines"
     width: int = 8
     """Width in columns, of 24."""
 
@@ -108,6 +115,12 @@ def number(
     """Return a panel with the last value as a large number."""
     made = tuple(Query(*query) for query in queries)
     return Panel(title, description, unit, made, kind="number", width=width, **options)
+
+
+def table(title: str, description: str, *queries: tuple[str, str, str]) -> Panel:
+    """Return a table of runs over the whole width: expression, heading and unit of each column."""
+    made = tuple(Query(expression, legend, unit) for expression, legend, unit in queries)
+    return Panel(title, description, "none", made, kind="table", width=24)
 
 
 def quantile(share: float, buckets: str, *, by: str = "", window: str = RECENT) -> str:

@@ -2,6 +2,7 @@
 
 from turnmill.observability.dashboards import (
     cost,
+    fleet,
     gateway,
     hardware,
     learning,
@@ -14,6 +15,7 @@ from turnmill.observability.dashboards import (
 )
 
 BOARDS = (
+    fleet.BOARD,
     rollout.BOARD,
     learning.BOARD,
     step_time.BOARD,

@@ -3,22 +3,32 @@
 import json
 
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
+from grafana_foundation_sdk.builders import table as tables
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from turnmill.observability.dashboards.board import Board, Panel, Source
+from turnmill.observability.dashboards.board import PRICE, WINDOW, Board, Panel, Query, Source
 
 PREFIX = "turnmill-"
 HEIGHT, NUMBER_HEIGHT = 8, 4
 ALL = models.VariableOption(selected=True, text="All", value="$__all")
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
+RUN_LINK = {
+    "title": "What it is doing",
+    "url": f"/d/{PREFIX}rollout?var-namespace=${{__data.fields.namespace}}"
+    "&var-training_job=${__data.fields.training_job}&${datasource:queryparam}&${__url_time_range}",
+}
 LABELS = {
     "namespace": "Namespace",
     "training_job": "Job",
     "job": "Scrape job",
     "ray_io_cluster": "Ray cluster",
 }
+
+
+Variable = dashboard.QueryVariable | dashboard.CustomVariable | dashboard.TextBoxVariable
 
 
 def to_json(board: Board) -> str:
@@ -73,19 +83,21 @@ def _datasource_variable() -> dashboard.DatasourceVariable:
     return dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus").current(current)
 
 
-def _variables(board: Board) -> list[dashboard.QueryVariable | dashboard.CustomVariable]:
+def _variables(board: Board) -> list[Variable]:
     anchors: dict[str, Source] = {}
     for source in board.sources:
         for label in source.labels:
             anchors.setdefault(label, source)
-    variables: list[dashboard.QueryVariable | dashboard.CustomVariable] = [
-        _label_variable(label, source) for label, source in anchors.items()
-    ]
-    return [*variables, _window_variable()] if _reads_windows(board) else variables
+    variables: list[Variable] = [_label_variable(label, source) for label, source in anchors.items()]
+    if _reads(board, WINDOW):
+        variables.append(_window_variable())
+    if _reads(board, PRICE):
+        variables.append(_price_variable())
+    return variables
 
 
-def _reads_windows(board: Board) -> bool:
-    return any("$window" in query.expression for panel in board.panels for query in panel.queries)
+def _reads(board: Board, variable: str) -> bool:
+    return any(variable in query.expression for panel in board.panels for query in panel.queries)
 
 
 def _label_variable(label: str, source: Source) -> dashboard.QueryVariable:
@@ -121,8 +133,25 @@ def _window_variable() -> dashboard.CustomVariable:
     )
 
 
-def _panel(panel: Panel) -> timeseries.Panel | stat.Panel:
-    built = stat.Panel() if panel.kind == "number" else _lines(panel)
+def _price_variable() -> dashboard.TextBoxVariable:
+    return (
+        dashboard.TextBoxVariable("price")
+        .label("Price of a GPU hour")
+        .description("In your currency, for all kinds of GPU; with 1, costs are GPU hours.")
+        .default_value("1")
+        .current(models.VariableOption(selected=True, text="1", value="1"))
+    )
+
+
+def _panel(panel: Panel) -> timeseries.Panel | stat.Panel | tables.Panel:
+    built: timeseries.Panel | stat.Panel | tables.Panel
+    match panel.kind:
+        case "number":
+            built = stat.Panel()
+        case "table":
+            built = _table(panel)
+        case "lines" | "stacked":
+            built = _lines(panel)
     height = NUMBER_HEIGHT if panel.kind == "number" else HEIGHT
     built = built.title(panel.title).description(panel.description).unit(panel.unit).datasource(DATASOURCE)
     built = built.span(panel.width).height(height)
@@ -131,10 +160,10 @@ def _panel(panel: Panel) -> timeseries.Panel | stat.Panel:
     if panel.alarming_from is not None:
         built = built.thresholds(_thresholds(panel.alarming_from))
     for number, query in enumerate(panel.queries):
-        target = (
-            prometheus.Dataquery().expr(query.expression).legend_format(query.legend).ref_id(chr(ord("A") + number))
-        )
-        target = target.instant() if panel.kind == "number" else target.range()
+        target = prometheus.Dataquery().expr(query.expression).legend_format(query.legend).ref_id(_ref_id(number))
+        target = target.range() if panel.kind in ("lines", "stacked") else target.instant()
+        if panel.kind == "table":
+            target = target.format(PromQueryFormat.TABLE)
         built = built.with_target(target.datasource(DATASOURCE))
     return built
 
@@ -148,6 +177,27 @@ def _lines(panel: Panel) -> timeseries.Panel:
     return built.tooltip(
         common.VizTooltipOptions().mode(common_models.TooltipDisplayMode.MULTI).sort(common_models.SortOrder.DESCENDING)
     )
+
+
+def _ref_id(number: int) -> str:
+    return chr(ord("A") + number)
+
+
+def _table(panel: Panel) -> tables.Panel:
+    """Return a table with the results of its queries side by side, joined by their labels."""
+    columns = {f"Value #{_ref_id(number)}": query.legend for number, query in enumerate(panel.queries)}
+    order = {name: position for position, name in enumerate(("namespace", "training_job", *columns))}
+    organized = {"excludeByName": {"Time": True}, "renameByName": columns, "indexByName": order}
+    built = tables.Panel().filterable(True)
+    built = built.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
+    built = built.with_transformation(models.DataTransformerConfig(id_val="organize", options=organized))
+    for query in panel.queries:
+        built = built.override_by_name(query.legend, _unit(panel, query))
+    return built.override_by_name("training_job", [models.DynamicConfigValue("links", [RUN_LINK])])
+
+
+def _unit(panel: Panel, query: Query) -> list[models.DynamicConfigValue]:
+    return [models.DynamicConfigValue("unit", query.unit or panel.unit)]
 
 
 def _thresholds(alarming_from: float) -> dashboard.ThresholdsConfig:

@@ -84,7 +84,7 @@ async function follow() {
   if (document.hidden) return;
   const state = document.getElementById("state");
   try {
-    const answer = await fetch("/revision", { signal: AbortSignal.timeout(5000) });
+    const answer = await fetch(`${document.body.dataset.base}/revision`, { signal: AbortSignal.timeout(5000) });
     const news = await answer.json();
     state.dataset.state = news.state;
     state.textContent = news.text;
