@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
+from zlib import crc32
 
 from turnmill.jobs.job import JobSpec
 from turnmill.jobs.status import ConditionType, JobProgress, JobStatus
@@ -39,6 +40,8 @@ from turnmill_operator.views import JobView, Observed, RayJobView
 
 DEFAULT_RETRIES = 3
 BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 10, 300
+# Enough for pods to end and for the older job to get their devices; the spread parts the younger jobs.
+GIVE_WAY_SECONDS, GIVE_WAY_SPREAD_SECONDS = 60, 30
 # Time in which the loss of a pod ends a run: KubeRay must notice it, or the run must stop answering.
 DISRUPTION_EFFECT = timedelta(minutes=15)
 APPLY_RETRY_SECONDS, SHARED_CLUSTER_SECONDS = 60, 30
@@ -74,6 +77,8 @@ class AttemptPlanner:
             return self._resume(current, spec)
         if (failure := timeout_failure(current, self.view, self.observed, self.now)) is not None:
             return self._failed(failure, current)
+        if self.observed.gives_way_to and stage is Stage.STARTING:
+            return self._give_way(current)
         return self._under_way(current)
 
     @property
@@ -331,6 +336,17 @@ class AttemptPlanner:
         running = DesiredCondition(False, Reason.DISRUPTED, next_message)
         count = self.status.disrupted_attempts + 1
         return self._retry(due, message, running, current, disrupted_attempts=count)
+
+    def _give_way(self, current: RayJobView) -> Plan:
+        """Give the devices of an attempt that cannot start to an older job, without counting it as failed."""
+        spread = crc32(f"{self.view.uid}/{self.attempt}".encode()) % GIVE_WAY_SPREAD_SECONDS
+        due = self.now + timedelta(seconds=GIVE_WAY_SECONDS + spread)
+        message = (
+            f"Attempt {self.attempt} held a part of its devices, found no room for the rest, and gave way to the older "
+            f"job {self.observed.gives_way_to}, which lacked them. Attempt {self.attempt + 1} starts at "
+            f"{due:%H:%M:%S} UTC; this does not count against spec.retries."
+        )
+        return self._retry(due, message, DesiredCondition(False, Reason.GAVE_WAY, message), current)
 
     def revive(self) -> Plan:
         """Schedule another attempt for a job that has failed, and whose `retries` have been raised since."""

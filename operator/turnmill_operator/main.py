@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from typing import Annotated
 
 import kopf
@@ -63,6 +64,10 @@ def _operator(
         list[str] | None,
         typer.Option(help="Name or pattern of service accounts of pods of teams; may be repeated. Default: *-trainer."),
     ] = None,
+    gang_timeout_seconds: Annotated[
+        int,
+        typer.Option(min=0, help="Seconds until the younger of two jobs that block each other gives way; 0: never."),
+    ] = 300,
     log_level: Annotated[str, typer.Option(envvar="TURNMILL_LOG_LEVEL", help="debug, info or warning.")] = "info",
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
@@ -76,7 +81,7 @@ def _operator(
         rules = parse_rules(allow_in_pods or (), service_account or ())
     except SettingsError as error:
         raise typer.BadParameter(str(error)) from error
-    settings = Settings(tuple(namespaces), own_namespace, name, port, rules)
+    settings = Settings(tuple(namespaces), own_namespace, name, port, rules, timedelta(seconds=gang_timeout_seconds))
     asyncio.run(operate(settings))
 
 

@@ -5,7 +5,7 @@ import logging
 import random
 import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import aiohttp
 
@@ -14,6 +14,7 @@ from turnmill.jobs.team import CONFIG_MAP, TeamSettings
 from turnmill_operator import metrics, run_progress
 from turnmill_operator.api import CONFIG_MAPS, JOBS, RAY_JOBS, ApiClient, ApiError, Resource
 from turnmill_operator.cache import Cache
+from turnmill_operator.gangs import DEFAULT_TIMEOUT, Gangs
 from turnmill_operator.lease import Lease
 from turnmill_operator.pod_rules import DEFAULT_RULES, PodRules
 from turnmill_operator.reconciler import Reconciler
@@ -50,6 +51,8 @@ class Settings:
     port: int
     pod_rules: PodRules = DEFAULT_RULES
     """What pod templates of teams may ask for."""
+    gang_timeout: timedelta = DEFAULT_TIMEOUT
+    """Time for which attempts may block each other, each with a part of its devices; 0: forever."""
 
 
 @dataclass
@@ -64,7 +67,7 @@ class Operator:
     def __post_init__(self) -> None:
         self.lease = Lease(self.api, self.settings.own_namespace, self.settings.identity)
         self.synced = asyncio.Event()
-        self._reconciler = Reconciler(self.api, self.cache, self.queue)
+        self._reconciler = Reconciler(self.api, self.cache, self.queue, gangs=Gangs(self.settings.gang_timeout))
         self._gauges = metrics.JobGauges()
         self._last_list = metrics.AgeGauge(metrics.LIST_AGE)
         self._last_event = metrics.AgeGauge(metrics.EVENT_AGE)

@@ -14,6 +14,7 @@ from turnmill_operator.api import BATCH_JOBS, JOBS, RAY_JOBS, ApiClient, ApiErro
 from turnmill_operator.cache import Cache
 from turnmill_operator.desired import desired
 from turnmill_operator.events import build_event, event_for
+from turnmill_operator.gangs import Gangs
 from turnmill_operator.plan import Plan, last_attempt, owned_ray_jobs
 from turnmill_operator.resources import EVENT, RAY_JOB, Manifest, clean_up_name, ray_job_name
 from turnmill_operator.status import State, finished_at
@@ -49,13 +50,20 @@ def _now() -> datetime:
 class Reconciler:
     """Reconciles the jobs whose keys the work queue yields."""
 
-    def __init__(self, api: ApiClient, cache: Cache, queue: WorkQueue, clock: Callable[[], datetime] = _now) -> None:
+    def __init__(
+        self,
+        api: ApiClient,
+        cache: Cache,
+        queue: WorkQueue,
+        clock: Callable[[], datetime] = _now,
+        gangs: Gangs | None = None,
+    ) -> None:
         self._api = api
         self._cache = cache
         self._queue = queue
         self._now = clock
         self._progress_written: dict[ObjectKey, float] = {}
-        self._wait_reasons = WaitReasons(api, queue)
+        self._wait_reasons = WaitReasons(api, queue, gangs)
         self._shared_cluster_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def reconcile(self, key: ObjectKey) -> None:
@@ -91,6 +99,7 @@ class Reconciler:
         observed = Observed(team=cache.teams.get(key.namespace), kuberay=cache.kuberay, ray_jobs=cache.ray_jobs(key))
         observed = replace(observed, ray_jobs=await self._with_missed_ray_jobs(view, observed))
         if view.deleted_at is not None and view.has_finalizer:
+            self._wait_reasons.forget(key)
             found = await self._api.get(BATCH_JOBS, key.namespace, clean_up_name(key.name))
             return replace(observed, clean_up=clean_up_view(found) if found else None)
         observed = await self._wait_reasons.add_to(observed, view, self._now())

@@ -59,6 +59,7 @@ class Reason(StrEnum):
     TRAINING = "Training"
     RETRYING = "Retrying"
     DISRUPTED = "Disrupted"
+    GAVE_WAY = "GaveWay"
     ENDED = "Ended"
 
     # Complete

@@ -21,12 +21,10 @@ RawObject = Mapping[str, Any]
 """An object as the API server returns it."""
 
 JOB_LABEL, ATTEMPT_LABEL = "turnmill.dev/job", "turnmill.dev/attempt"
-STARTED_ANNOTATION = "turnmill.dev/started"
-SUSPENDED_ANNOTATION = "turnmill.dev/suspended"
+STARTED_ANNOTATION, SUSPENDED_ANNOTATION = "turnmill.dev/started", "turnmill.dev/suspended"
 HASH_ANNOTATION = "turnmill.dev/spec-hash"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
-PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+JOB_UID_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/job-uid", "kueue.x-k8s.io/priority-class"
 FINALIZER = "turnmill.dev/clean-up"
 MANAGER = "turnmill.dev/operator"
 
@@ -150,6 +148,8 @@ class Observed:
     """Reasons why pods of the cluster are not running; empty if there are none."""
     queue_message: str = ""
     """Reason why Kueue has not admitted the run, in Kueue's words; empty if it gives none."""
+    gives_way_to: str = ""
+    """Older job that lacks the devices which this job's attempt holds without being able to start; empty if none."""
     disruption: Disruption | None = None
     """Last disruption of a pod of the last attempt."""
     clean_up: CleanUpView | None = None

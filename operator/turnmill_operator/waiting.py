@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from turnmill_operator.api import EVENTS, PODS, WORKLOADS, ApiClient, ApiError
+from turnmill_operator.gangs import Gangs
 from turnmill_operator.plan import last_attempt, owned_ray_jobs
 from turnmill_operator.ray_job_status import Stage, stage_of
 from turnmill_operator.views import JOB_UID_LABEL, JobView, ObjectKey, Observed, RawObject, RayJobView
@@ -22,9 +23,10 @@ SECONDS_PER_WAITING_JOB = 0.2
 class WaitReasons:
     """Looks up, from time to time, why pods of a starting cluster do not run and why Kueue has not admitted a run."""
 
-    def __init__(self, api: ApiClient, queue: WorkQueue) -> None:
+    def __init__(self, api: ApiClient, queue: WorkQueue, gangs: Gangs | None = None) -> None:
         self._api = api
         self._queue = queue
+        self._gangs = gangs or Gangs()
         self._known: dict[ObjectKey, tuple[float, bool, str]] = {}
 
     async def add_to(self, observed: Observed, view: JobView, now: datetime) -> Observed:
@@ -39,23 +41,35 @@ class WaitReasons:
             return observed
         poll_seconds = max(POLL_SECONDS, SECONDS_PER_WAITING_JOB * len(self._known))
         asked_at, held, reason = self._known.get(view.key, (-poll_seconds, current.held_by_queue, ""))
+        gives_way_to = ""
         if held != current.held_by_queue or time.monotonic() - asked_at >= poll_seconds:
-            look_up = self._queue_message if current.held_by_queue else self._pending_pods
-            reason, asked_at = await look_up(current), time.monotonic()
+            if current.held_by_queue:
+                self._gangs.forget(view.key)
+                reason = await self._queue_message(current)
+            else:
+                pods = [
+                    pod
+                    async for pod in self._api.list(
+                        PODS, view.key.namespace, labels=f"ray.io/cluster={current.cluster}"
+                    )
+                ]
+                # Only from fresh pods: an attempt that has found room since must not lose it.
+                gives_way_to = self._gangs.observe(view, current, pods, now)
+                reason = await self._pending_pods(current, pods)
+            asked_at = time.monotonic()
             self._known[view.key] = (asked_at, current.held_by_queue, reason)
         self._queue.add_after(view.key, asked_at + poll_seconds - time.monotonic())
         if current.held_by_queue:
             return replace(observed, queue_message=reason)
-        return replace(observed, pending_pods=reason)
+        return replace(observed, pending_pods=reason, gives_way_to=gives_way_to)
 
     def forget(self, key: ObjectKey) -> None:
         """Forget the reason of a job that does not wait."""
         self._known.pop(key, None)
+        self._gangs.forget(key)
 
-    async def _pending_pods(self, ray_job: RayJobView) -> str:
+    async def _pending_pods(self, ray_job: RayJobView, pods: list[RawObject]) -> str:
         """Return why pods do not run: KubeRay could not create them, their status says it, or events do."""
-        selector = f"ray.io/cluster={ray_job.cluster}"
-        pods = [pod async for pod in self._api.list(PODS, ray_job.namespace, labels=selector)]
         known = "; ".join(filter(None, (ray_job.cluster_problem, describe_pending_pods(pods))))
         if known:
             return known

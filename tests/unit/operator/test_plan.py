@@ -812,3 +812,27 @@ def test_rayjobs_of_older_attempts_are_deleted():
     assert [found.name for found in plan.delete] == ["job-1"]
     assert plan.status is not None
     assert plan.status.attempt == 2
+
+
+def test_an_attempt_that_gives_way_is_deleted_and_repeated_without_counting_as_failed():
+    starting = raw_ray_job(jobDeploymentStatus="Initializing", rayClusterName="job-1-c")
+
+    plan = plan_for(raw_job(), starting, status=STARTED, gives_way_to="team/older", now=at(100))
+
+    found = plan.status
+    assert found is not None
+    assert (found.state, found.failed_attempts, found.disrupted_attempts) == ("Retrying", 0, 0)
+    assert reasons(found)["Running"] == ("False", "GaveWay")
+    assert "gave way to the older job team/older" in message(found, "Running")
+    assert [deleted.name for deleted in plan.delete] == ["job-1"]
+    due = found.next_attempt_time
+    assert due is not None
+    assert at(160) <= due < at(190)
+    assert not plan_for(raw_job(), status=found, now=at(159)).apply
+    (ray_job,) = plan_for(raw_job(), status=found, now=due).apply
+    assert ray_job["metadata"]["name"] == "job-2"
+
+
+def test_an_attempt_that_runs_does_not_give_way():
+    plan = plan_for(raw_job(), raw_ray_job(**RUNNING), status=STARTED, gives_way_to="team/older")
+    assert not plan.delete

@@ -172,3 +172,29 @@ async def test_a_run_that_has_just_begun_to_wait_is_not_looked_up(clock, ray_job
     assert await reasons(wait_reasons(api), ray_job, seconds) == ("", "")
     assert api.requests == []
     assert at(0) == START
+
+
+async def test_the_younger_of_two_jobs_that_block_each_other_learns_it_from_fresh_pods(clock):
+    container = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU"}
+    pods = [
+        {"metadata": {"name": "a"}, "spec": {"containers": [container], "nodeName": "a"}},
+        {"metadata": {"name": "b"}, "spec": {"containers": [container]}, "status": {"conditions": [unschedulable]}},
+    ]
+    found = wait_reasons(Lister(**{PODS.group_version: pods}))
+    observed = Observed(ray_jobs=(ray_job_view(STARTING),))
+    older, younger = raw_job(), raw_job()
+    older["metadata"] = {**older["metadata"], "name": "older", "creationTimestamp": "2025-01-01T00:00:00Z"}
+    views = job_view(older), job_view(younger)
+
+    async def answers(seconds: float) -> list[str]:
+        return [(await found.add_to(observed, view, at(seconds))).gives_way_to for view in views]
+
+    assert await answers(60) == ["", ""]
+    clock[0] += 300
+    name = "/".join(views[0].key)
+    assert await answers(360) == ["", name]
+    assert await answers(361) == ["", ""]
+    clock[0] += 300
+    found.forget(views[0].key)
+    assert (await found.add_to(observed, views[1], at(660))).gives_way_to == ""
