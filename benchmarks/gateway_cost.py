@@ -1,11 +1,12 @@
-"""What a turn costs at the gateway, by the length of the conversation; beside it verifiers' interception server.
+"""What a turn costs at the gateway, by the length of the conversation; beside it the servers of others.
 
-.venv/bin/python benchmarks/gateway_cost.py --verifiers PYTHON
+.venv/bin/python benchmarks/gateway_cost.py --verifiers PYTHON --rllm PYTHON
 
-PYTHON is one of a virtual environment with `verifiers==0.4.0`; without it, the gateway is measured alone. Both ask the
-same engine, which answers with canned tokens at once, for a call of a function; the client sends its result back, as an
-agent with the `openai` package does. Processor time is that of the server and all its processes, its store included;
-client and engine are not counted.
+PYTHON is one of a virtual environment with `verifiers==0.4.0`, and with `rllm-model-gateway==0.1.0`; what is left out
+is not measured. All ask the same engine, which answers with canned tokens at once, for a call of a function; the client
+sends its result back, as an agent with the `openai` package does. Processor time is that of the server and all its
+processes, its store included; client and engine are not counted. rLLM's gateway does another job: it forwards the
+messages, so that templates, tokens and calls are the engine's work, and keeps what passes in SQLite.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from support.gateway_process import GatewayProcess
+from turnmill.core.ports import free_port
 from turnmill.gateway.server import HttpServer
 from turnmill.trajectories.embedded import EmbeddedStore
 
@@ -63,6 +65,7 @@ def write_model(folder: Path) -> None:
     tokenizer.unk_token = None
     tokenizer.save_pretrained(folder / "model")
     texts = [tokenizer.decode(ids) for ids in json.loads((folder / "canned.json").read_text())[0]["calls"]]
+    (folder / "texts.json").write_text(json.dumps(texts))
     (folder / "answers.json").write_text(
         json.dumps([tokenizer.encode(text, add_special_tokens=False) for text in texts])
     )
@@ -88,14 +91,51 @@ async def serve_engine(folder: Path) -> None:
         for number, ids in enumerate(answers)
     ]
 
+    texts = json.loads((folder / "texts.json").read_text())
+
     async def generate(request: Request) -> Response:
         prompt = from_json(await request.body())["token_ids"]
         return Response(bodies[len(prompt) % len(bodies)], media_type="application/json")
 
-    server = HttpServer(Starlette(routes=[Route("/inference/v1/generate", generate, methods=["POST"])]))
+    async def chat(request: Request) -> Response:
+        body = await request.body()
+        number = len(body) % len(answers)
+        return Response(chat_completion(texts[number], answers[number], len(body) // 4), media_type="application/json")
+
+    async def health(request: Request) -> Response:
+        return Response("")
+
+    routes = [
+        Route("/inference/v1/generate", generate, methods=["POST"]),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/health", health),
+    ]
+    server = HttpServer(Starlette(routes=routes))
     server.start()
     print(server.url, flush=True)
     await asyncio.Event().wait()
+
+
+def chat_completion(text: str, ids: Sequence[int], prompt_tokens: int) -> bytes:
+    """Return an answer of vLLM that calls a function, with the tokens that `return_token_ids` asks for."""
+    call = from_json(text.partition("<tool_call>")[2].partition("</tool_call>")[0])
+    function = {"name": call["name"], "arguments": json.dumps(call["arguments"])}
+    content = [{"token": f"token_id:{token}", "logprob": -0.5, "bytes": None, "top_logprobs": []} for token in ids]
+    choice = {
+        "index": 0,
+        "message": {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": f"call_{prompt_tokens}", "type": "function", "function": function}],
+        },
+        "logprobs": {"content": content},
+        "finish_reason": "tool_calls",
+        "token_ids": ids,
+    }
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": len(ids), "total_tokens": prompt_tokens + len(ids)}
+    head = {"id": "chatcmpl-1", "object": "chat.completion", "created": 0, "model": "policy"}
+    prompt = list(range(10_000, 10_000 + prompt_tokens))
+    return to_json({**head, "choices": [choice], "usage": usage, "prompt_token_ids": prompt})
 
 
 @dataclass(frozen=True)
@@ -105,6 +145,8 @@ class Server:
     url: str
     keys: Sequence[str]
     processes: Sequence[psutil.Process]
+    path: str = ""
+    """Path before `/v1`, with a place for the key."""
 
     def cpu_seconds(self) -> float:
         """Return the processor time of its processes, which all live."""
@@ -151,13 +193,41 @@ async def interception(python: str, folder: Path, engine_url: str, keys: int) ->
             process.terminate()
 
 
-async def converse(client: httpx.AsyncClient, key: str, turns: int, observation: str) -> None:
+@asynccontextmanager
+async def rllm_gateway(python: str, engine_url: str, keys: int) -> AsyncIterator[Server]:
+    """Start rLLM's gateway with its default store."""
+    with tempfile.TemporaryDirectory() as folder:
+        port = free_port()
+        command = [
+            python,
+            "-m",
+            "rllm_model_gateway",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--worker",
+            engine_url,
+        ]
+        command += ["--db-path", f"{folder}/traces.db", "--log-level", "WARNING"]
+        with subprocess.Popen(command) as process:  # noqa: ASYNC220 (it lives longer than its start)
+            try:
+                url = f"http://127.0.0.1:{port}"
+                async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(retries=10)) as client:
+                    (await client.get(f"{url}/health", timeout=60)).raise_for_status()
+                yield Server(url, [f"k{number}" for number in range(keys)], tree(process.pid), "/sessions/{key}")
+            finally:
+                process.terminate()
+
+
+async def converse(client: httpx.AsyncClient, server: Server, key: str, turns: int, observation: str) -> None:
     """Hold a conversation in which every answer calls a function."""
+    path = f"{server.path.format(key=key)}/v1/chat/completions"
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Which page says how a tool is called?"}]
     for turn in range(turns):
         body = to_json({"model": "policy", "messages": messages, "tools": TOOLS})
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-        response = await client.post("/v1/chat/completions", content=body, headers=headers)
+        response = await client.post(path, content=body, headers=headers)
         response.raise_for_status()
         message = from_json(response.content)["choices"][0]["message"]
         assert message["tool_calls"], message
@@ -170,9 +240,11 @@ async def converse(client: httpx.AsyncClient, key: str, turns: int, observation:
 async def turns_per_second(server: Server, turns: int, conversations: int, observation: str) -> float:
     """Return turns per second of processor time."""
     async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
-        await converse(client, server.keys[0], 2, "warm")
+        await converse(client, server, server.keys[0], 2, "warm")
         before = server.cpu_seconds()
-        await asyncio.gather(*(converse(client, key, turns, observation) for key in server.keys[1 : conversations + 1]))
+        await asyncio.gather(
+            *(converse(client, server, key, turns, observation) for key in server.keys[1 : conversations + 1])
+        )
         return conversations * turns / (server.cpu_seconds() - before)
 
 
@@ -192,6 +264,8 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> list[list[str]
                         starts["verifiers 0.4.0"] = interception(
                             arguments.verifiers, folder, engine_url, conversations + 1
                         )
+                    if arguments.rllm:
+                        starts["rLLM's gateway 0.1.0"] = rllm_gateway(arguments.rllm, engine_url, conversations + 1)
                     for name, start in starts.items():
                         async with start as server:
                             rate = await turns_per_second(server, turns, conversations, observation)
@@ -212,6 +286,7 @@ def main() -> None:
     """Measure, or serve the engine."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--verifiers", help="a Python with verifiers==0.4.0")
+    parser.add_argument("--rllm", help="a Python with rllm-model-gateway==0.1.0")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engine", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
