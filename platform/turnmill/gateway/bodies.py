@@ -16,8 +16,8 @@ from turnmill.gateway.messages import JsonObject, Message, digest
 MAX_CONVERSATIONS = 4
 """Conversations of one agent that are remembered, as sub-agents take turns."""
 
-MAX_REMEMBERED_BYTES = 64 * 1024**2
-"""Bodies that are remembered, of all agents; their messages take some four times as much."""
+MAX_REMEMBERED_BYTES = 32 * 1024**2
+"""Bodies that are remembered, of all agents; their messages take some three times as much."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _decode = json.JSONDecoder().raw_decode

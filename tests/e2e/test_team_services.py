@@ -1,4 +1,4 @@
-"""A gateway in a team's release, before a real vLLM server: agents elsewhere, a replica that goes, metrics."""
+"""A team's gateway before a real vLLM server, and the page of its runs: agents elsewhere, a replica that goes."""
 
 import json
 import subprocess
@@ -15,12 +15,20 @@ from support.kubernetes import Namespace, temporary_namespace, wait_for
 from support.programs import why_no_program
 from support.prometheus import prometheus_of_cluster
 from support.team_release import RELEASE, STORE, TeamRelease, can_connect, host_paths, pod
+from turnmill.observability.progress import Progress, write_progress
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 TRAINER = "turnmill/trainer:0.1.0"
 GATEWAY = f"{RELEASE}-gateway"
+VIEW = f"{RELEASE}-view"
 GATEWAY_PODS = "app.kubernetes.io/component=gateway"
 ENGINE_LABELS = {"app": "engine"}
+TURN = TurnRecord(
+    episode="t0-0", environment=0, turn=0, step=1, policy_version=0, prompt="A ball.", response="go", action="go",
+    reward=1.0, response_ids=(0,), log_probs=(-0.5,), done=True, stop_reason="completed",
+)  # fmt: skip
 CONVERSATION = Path(__file__).with_name("gateway_conversation.py")
 
 pytestmark = [
@@ -47,6 +55,7 @@ def release(prefix: str, agents: Namespace) -> Iterator[TeamRelease]:
         values: dict[str, Any] = {
             "toolServer.enabled": False,
             "storage.models": {"enabled": True, "size": "1Gi", "accessModes": ["ReadWriteOnce"], "keep": False},
+            "view": {"enabled": True, "from": [in_namespace(agents)]},
             "gateway": {
                 "enabled": True,
                 "engine": {"url": f"http://engine.{namespace.name}.svc:8000"},
@@ -67,10 +76,16 @@ def release(prefix: str, agents: Namespace) -> Iterator[TeamRelease]:
         }
         try:
             installed.install(values)
+            (runs,) = host_paths(namespace, f"{RELEASE}-runs")
+            write_run(runs / namespace.name / "done-1")
             (models,) = host_paths(namespace, f"{RELEASE}-models")
             write_model(models / "tiny")
             namespace.apply(*engine())
-            for name, kind, seconds in (("engine", "pod", 300), (GATEWAY, "deployment", 300)):
+            for name, kind, seconds in (
+                ("engine", "pod", 300),
+                (GATEWAY, "deployment", 300),
+                (VIEW, "deployment", 120),
+            ):
                 condition = "Ready" if kind == "pod" else "Available"
                 limit = f"--timeout={seconds}s"
                 namespace.kubectl("wait", f"--for=condition={condition}", f"{kind}/{name}", limit, timeout=seconds + 10)
@@ -100,6 +115,17 @@ def write_model(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     for path in (folder, *folder.iterdir()):
         path.chmod(0o755)
+
+
+def write_run(folder: Path) -> None:
+    """Write a run that has ended, with one trajectory."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    run = RunFolder(folder)
+    run.create()
+    run.write_job("spec: {environment: {name: babyai, task: GoToObj}}\n")
+    write_progress(run, Progress("training", 20, 20, success=0.25, reward=0.5))
+    TrajectoryLog(run).append([TURN])
+    run.mark("ended")
 
 
 def engine() -> list[dict[str, Any]]:
@@ -185,7 +211,9 @@ def tail_of(release: TeamRelease, name: str) -> float:
     return total
 
 
-def test_others_than_the_agents_reach_neither_gateway_nor_metrics(agents: Namespace, release: TeamRelease, prefix: str):
+def test_others_than_the_agents_reach_neither_gateway_nor_page_nor_metrics(
+    agents: Namespace, release: TeamRelease, prefix: str
+):
     team = release.namespace.name
     assert can_connect(agents, "agent", f"{GATEWAY}.{team}.svc", 8080)
     assert not can_connect(agents, "agent", f"{GATEWAY}.{team}.svc", 9464)
@@ -195,6 +223,20 @@ def test_others_than_the_agents_reach_neither_gateway_nor_metrics(agents: Namesp
         other.kubectl("wait", "--for=condition=Ready", "pod/stranger", "--timeout=60s", timeout=70)
         assert can_connect(other, "stranger", "kube-dns.kube-system.svc", 53)
         assert not can_connect(other, "stranger", f"{GATEWAY}.{team}.svc", 8080)
+        assert not can_connect(other, "stranger", f"{VIEW}.{team}.svc", 8600)
+
+
+def test_the_agents_see_the_runs_by_the_name_of_the_service_alone(agents: Namespace, release: TeamRelease):
+    host = f"{VIEW}.{release.namespace.name}.svc"
+    ask = "import httpx, sys; print(httpx.get(sys.argv[1], headers={'Host': sys.argv[2]}, timeout=30).text)"
+
+    def page(path: str, name: str = f"{host}:8600") -> str:
+        return agents.run_in("agent", "python", "-c", ask, f"http://{host}:8600{path}", name)
+
+    assert '<a href="/run/done-1/">done-1</a>' in page("/")
+    link = 'href="/run/done-1/trajectory/t0-0'
+    wait_for("the trajectory", lambda: link in page("/run/done-1/") or None, seconds=60)
+    assert "done-1" not in page("/", "runs.example.com")
 
 
 def test_prometheus_has_the_metrics_of_every_replica(release: TeamRelease):
