@@ -91,6 +91,8 @@ def release(prefix: str, agents: Namespace) -> Iterator[TeamRelease]:
                 namespace.kubectl("wait", f"--for=condition={condition}", f"{kind}/{name}", limit, timeout=seconds + 10)
             yield installed
         finally:
+            # Helm waits for the claim with models, which the engine holds.
+            namespace.delete("pod", "engine")
             installed.uninstall()
 
 
@@ -134,10 +136,18 @@ def engine() -> list[dict[str, Any]]:
     manifest = pod("engine", ENGINE_LABELS, "sh", "-c", command, image=TRAINER)
     (container,) = manifest["spec"]["containers"]
     container["env"] = [{"name": "VLLM_CPU_KVCACHE_SPACE", "value": "1"}, {"name": "OMP_NUM_THREADS", "value": "1"}]
+    # The chart's LimitRange gives a container without limits too little for a model server.
+    container["resources"]["limits"] = {"memory": "6Gi"}
     container["readinessProbe"] = {"httpGet": {"path": "/health", "port": 8000}, "periodSeconds": 2}
-    container["volumeMounts"] = [{"name": "models", "mountPath": "/models", "readOnly": True}]
+    container["volumeMounts"] = [
+        {"name": "models", "mountPath": "/models", "readOnly": True},
+        {"name": "shared-memory", "mountPath": "/dev/shm"},
+    ]
     claim = {"claimName": f"{RELEASE}-models", "readOnly": True}
-    manifest["spec"]["volumes"] = [{"name": "models", "persistentVolumeClaim": claim}]
+    manifest["spec"]["volumes"] = [
+        {"name": "models", "persistentVolumeClaim": claim},
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
+    ]
     service = {
         "apiVersion": "v1",
         "kind": "Service",

@@ -14,8 +14,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "harnesses.md"
 
 
 def block(kind: str) -> str:
-    (found,) = re.findall(rf"```{kind}\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    return found
+    """Return the first block of code of a kind."""
+    return re.findall(rf"```{kind}\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
 
 
 @pytest.fixture

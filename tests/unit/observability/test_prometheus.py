@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from turnmill.gateway.instrumentation import gateway_metrics
 from turnmill.observability.prometheus import GAUGES, PHASES, RunInfo, RunMetrics
 from turnmill.observability.tool_metrics import ToolMetrics
 from turnmill_operator import metrics as operator_metrics
@@ -165,7 +166,7 @@ def test_closing_frees_the_port():
 
 
 def test_the_documentation_lists_every_metric_and_no_other(metrics: RunMetrics):
-    registries = metrics.registry, ToolMetrics().registry, operator_metrics.REGISTRY
+    registries = metrics.registry, ToolMetrics().registry, gateway_metrics().registry, operator_metrics.REGISTRY
     families = [f for r in registries for f in r.collect() if f.name.startswith("turnmill_")]
     exist = {family.name + ("_total" if family.type == "counter" else ""): family.type for family in families}
 
