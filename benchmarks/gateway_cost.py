@@ -198,18 +198,9 @@ async def rllm_gateway(python: str, engine_url: str, keys: int) -> AsyncIterator
     """Start rLLM's gateway with its default store."""
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()
-        command = [
-            python,
-            "-m",
-            "rllm_model_gateway",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            "--worker",
-            engine_url,
-        ]
-        command += ["--db-path", f"{folder}/traces.db", "--log-level", "WARNING"]
+        options = {"host": "127.0.0.1", "port": port, "worker": engine_url, "db-path": f"{folder}/traces.db"}
+        command = [python, "-m", "rllm_model_gateway", *(f"--{name}={value}" for name, value in options.items())]
+        command += ["--log-level", "WARNING"]
         with subprocess.Popen(command) as process:  # noqa: ASYNC220 (it lives longer than its start)
             try:
                 url = f"http://127.0.0.1:{port}"

@@ -16,6 +16,7 @@ from turnmill import __version__
 from turnmill.core.errors import SettingsError
 from turnmill.observability.logs import JsonFormatter
 from turnmill_operator.api import ApiClient, ApiError
+from turnmill_operator.gangs import DEFAULT_TIMEOUT
 from turnmill_operator.health import health_server
 from turnmill_operator.operator_process import WORKERS, Operator, Settings
 from turnmill_operator.pod_rules import RIGHTS, parse_rules
@@ -67,7 +68,7 @@ def _operator(
     gang_timeout_seconds: Annotated[
         int,
         typer.Option(min=0, help="Seconds until the younger of two jobs that block each other gives way; 0: never."),
-    ] = 300,
+    ] = int(DEFAULT_TIMEOUT.total_seconds()),
     log_level: Annotated[str, typer.Option(envvar="TURNMILL_LOG_LEVEL", help="debug, info or warning.")] = "info",
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:

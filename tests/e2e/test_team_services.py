@@ -14,10 +14,8 @@ from support.gateway import bpe_tokenizer
 from support.kubernetes import Namespace, temporary_namespace, wait_for
 from support.programs import why_no_program
 from support.prometheus import prometheus_of_cluster
-from support.team_release import RELEASE, STORE, TeamRelease, can_connect, host_paths, pod
-from turnmill.observability.progress import Progress, write_progress
-from turnmill.observability.run_folder import RunFolder
-from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
+from support.team_release import RELEASE, STORE, TeamRelease, can_connect, host_paths, pod, scrape, start_script
+from support.view_process import new_run
 
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 TRAINER = "turnmill/trainer:0.1.0"
@@ -25,10 +23,6 @@ GATEWAY = f"{RELEASE}-gateway"
 VIEW = f"{RELEASE}-view"
 GATEWAY_PODS = "app.kubernetes.io/component=gateway"
 ENGINE_LABELS = {"app": "engine"}
-TURN = TurnRecord(
-    episode="t0-0", environment=0, turn=0, step=1, policy_version=0, prompt="A ball.", response="go", action="go",
-    reward=1.0, response_ids=(0,), log_probs=(-0.5,), done=True, stop_reason="completed",
-)  # fmt: skip
 CONVERSATION = Path(__file__).with_name("gateway_conversation.py")
 
 pytestmark = [
@@ -77,7 +71,7 @@ def release(prefix: str, agents: Namespace) -> Iterator[TeamRelease]:
         try:
             installed.install(values)
             (runs,) = host_paths(namespace, f"{RELEASE}-runs")
-            write_run(runs / namespace.name / "done-1")
+            new_run(runs / namespace.name / "done-1", step=20, steps=20).mark("ended")
             (models,) = host_paths(namespace, f"{RELEASE}-models")
             write_model(models / "tiny")
             namespace.apply(*engine())
@@ -117,17 +111,6 @@ def write_model(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     for path in (folder, *folder.iterdir()):
         path.chmod(0o755)
-
-
-def write_run(folder: Path) -> None:
-    """Write a run that has ended, with one trajectory."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    run = RunFolder(folder)
-    run.create()
-    run.write_job("spec: {environment: {name: babyai, task: GoToObj}}\n")
-    write_progress(run, Progress("training", 20, 20, success=0.25, reward=0.5))
-    TrajectoryLog(run).append([TURN])
-    run.mark("ended")
 
 
 def engine() -> list[dict[str, Any]]:
@@ -171,19 +154,7 @@ def engine() -> list[dict[str, Any]]:
 def converse(agents: Namespace, release: TeamRelease, key: str, *, turns: int) -> subprocess.Popen[str]:
     """Begin a conversation from the agents' namespace."""
     url = f"http://{GATEWAY}.{release.namespace.name}.svc:8080/v1"
-    command = ["kubectl", "--namespace", agents.name, "exec", "--stdin", "agent", "--"]
-    process = subprocess.Popen(
-        [*command, "python", "-", url, key, str(turns)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    process.stdin.write(CONVERSATION.read_text())
-    process.stdin.close()
-    process.stdin = None
-    return process
+    return start_script(agents, "agent", CONVERSATION, url, key, str(turns))
 
 
 def answers(conversation: subprocess.Popen[str]) -> list[str]:
@@ -201,7 +172,7 @@ def test_a_conversation_goes_on_while_a_replica_is_deleted_and_no_turn_is_sample
     agents: Namespace, release: TeamRelease
 ):
     conversation = converse(agents, release, "first", turns=12)
-    wait_for("the first turns", lambda: tail_of(release, "turns_total") >= 2 or None, seconds=120)
+    wait_for("the first turns", lambda: sum_of(release, "turns_total") >= 2 or None, seconds=120)
     (gone, *_) = replicas(release)
     release.namespace.kubectl("delete", "pod", gone, "--wait=false")
     given = answers(conversation)
@@ -212,13 +183,11 @@ def test_a_conversation_goes_on_while_a_replica_is_deleted_and_no_turn_is_sample
     assert answers(converse(agents, release, "second", turns=2)) != given[:2]
 
 
-def tail_of(release: TeamRelease, name: str) -> float:
+def sum_of(release: TeamRelease, name: str) -> float:
     """Return the sum of a counter over all replicas that answer."""
-    scrape = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9464/metrics', timeout=10).read().decode())"
     total = 0.0
     for replica in replicas(release):
-        answer = release.namespace.try_kubectl("exec", replica, "--", "python", "-c", scrape)
-        lines = [line for line in answer.stdout.splitlines() if line.startswith(f"turnmill_gateway_{name}")]
+        lines = [line for line in scrape(release.namespace, replica) if line.startswith(f"turnmill_gateway_{name}")]
         total += sum(float(line.rsplit(" ", 1)[1]) for line in lines)
     return total
 

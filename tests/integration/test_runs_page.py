@@ -12,31 +12,16 @@ import pytest
 
 from support.contained_tests import can_contain
 from support.server_process import eventually
-from support.view_process import START_SECONDS, ViewProcess
+from support.view_process import START_SECONDS, ViewProcess, new_run
 from turnmill.observability import json_lines
-from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
-from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 from turnmill.trajectory_page.index_updater import PAUSE_SECONDS
 
-TURN = TurnRecord(
-    episode="t0-0", environment=0, turn=0, step=1, policy_version=0, prompt="A ball.", response="go", action="go",
-    reward=1.0, response_ids=(0,), log_probs=(-0.5,), done=True, stop_reason="completed",
-)  # fmt: skip
 # In a mount namespace of its own: the test still writes to the folder.
 READ_ONLY = (
     'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && ! touch "$1/x" 2>/dev/null && shift && exec "$@"'
 )
 LINE_END = b"\n"
-
-
-def new_run(path: Path, *, step: int, steps: int) -> RunFolder:
-    made = RunFolder(path)
-    made.create()
-    made.write_job("spec: {environment: {name: babyai, task: GoToObj}}\n")
-    write_progress(made, Progress("training", step, steps, success=0.25, reward=step / 4))
-    TrajectoryLog(made).append([TURN])
-    return made
 
 
 def log_file(run: RunFolder) -> Path:

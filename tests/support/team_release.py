@@ -69,8 +69,7 @@ class TeamRelease:
         found = {}
         for replica in self.tool_server_pods():
             name = replica["metadata"]["name"]
-            answer = self.namespace.try_kubectl("exec", name, "--", "python", "-c", SCRAPE)
-            for line in answer.stdout.splitlines():
+            for line in scrape(self.namespace, name):
                 if line.startswith("turnmill_tool_calls_in_flight "):
                     found[name] = float(line.rsplit(" ", 1)[1])
         return found
@@ -171,19 +170,7 @@ class Caller:
     def begin(self, **options: Any) -> subprocess.Popen[str]:
         """Start the calls; `finish` returns their report."""
         arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-        command = ["kubectl", "--namespace", self.namespace.name, "exec", "--stdin", self.name, "--"]
-        process = subprocess.Popen(
-            [*command, "python", "-", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdin is not None
-        process.stdin.write(CALLER.read_text())
-        process.stdin.close()
-        process.stdin = None
-        return process
+        return start_script(self.namespace, self.name, CALLER, *arguments)
 
     def finish(self, process: subprocess.Popen[str], *, seconds: float) -> dict[str, Any]:
         """Wait for the calls and return their report."""
@@ -195,6 +182,28 @@ class Caller:
         assert process.returncode == 0, errors
         report: dict[str, Any] = json.loads(output.splitlines()[-1])
         return report
+
+
+def start_script(namespace: Namespace, pod_name: str, script: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start a script of Python in a pod."""
+    command = ["kubectl", "--namespace", namespace.name, "exec", "--stdin", pod_name, "--"]
+    process = subprocess.Popen(
+        [*command, "python", "-", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write(script.read_text())
+    process.stdin.close()
+    process.stdin = None
+    return process
+
+
+def scrape(namespace: Namespace, pod_name: str) -> list[str]:
+    """Return the lines of a pod's metrics; none if it does not answer."""
+    return namespace.try_kubectl("exec", pod_name, "--", "python", "-c", SCRAPE).stdout.splitlines()
 
 
 def can_connect(namespace: Namespace, pod_name: str, host: str, port: int) -> bool:

@@ -1,4 +1,4 @@
-"""`turnmill view` as a process."""
+"""`turnmill view` as a process, and runs for it to show."""
 
 import os
 import signal
@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from turnmill.observability.progress import Progress, write_progress
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
+
 START_SECONDS = 60
+
+TURN = TurnRecord(
+    episode="t0-0", environment=0, turn=0, step=1, policy_version=0, prompt="A ball.", response="go", action="go",
+    reward=1.0, response_ids=(0,), log_probs=(-0.5,), done=True, stop_reason="completed",
+)  # fmt: skip
 
 
 class ViewProcess:
@@ -40,3 +49,14 @@ class ViewProcess:
         finally:
             self.process.kill()
         return self.process.returncode
+
+
+def new_run(path: Path, *, step: int, steps: int) -> RunFolder:
+    """Write a run with a trajectory of one turn, `t0-0`, and return it."""
+    made = RunFolder(path)
+    made.path.parent.mkdir(parents=True, exist_ok=True)
+    made.create()
+    made.write_job("spec: {environment: {name: babyai, task: GoToObj}}\n")
+    write_progress(made, Progress("training", step, steps, success=0.25, reward=step / 4))
+    TrajectoryLog(made).append([TURN])
+    return made

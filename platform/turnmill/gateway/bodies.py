@@ -9,7 +9,7 @@ import re
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from turnmill.gateway.messages import JsonObject, Message, digest
 
@@ -147,13 +147,13 @@ class _Reading:
 
         self._num_bytes = 0
         self._fields: dict[str, object] = {}
-        self._opening: dict[str, object] | None = None
+        self._opening: Mapping[str, object] | None = None
         self._items: list[Item] = []
         self._end_of_items = 0
 
     def read(self, known: RequestBody | None, shared: int) -> RequestBody:
         """Read what follows the items that it shares with a known body."""
-        if known is None or known.opening is None or not known.items:
+        if known is None:
             self._text = self._data.decode()
             self._take("{")
             if self._next() == "}":
@@ -161,23 +161,18 @@ class _Reading:
                 return self._finish()
             self._read_field()
         else:
+            assert known.items is not None
+            assert known.opening is not None
             self._items = list(known.items[:shared])
             self._num_bytes = self._items[-1].end
             self._text = self._data[self._num_bytes :].decode()
+            self._opening = known.opening
             self._fields = dict(known.opening)
-            self._opening = dict(known.opening)
             self._read_items()
             if self._data[self._end_of_items :] == known.tail:
                 # What agents send besides is most often the same.
-                return RequestBody(
-                    self._data,
-                    digest(known.fields_digest, self._items[-1].chain),
-                    known.fields,
-                    self._items,
-                    known.opening,
-                    known.tail,
-                    known.fields_digest,
-                )
+                whole = digest(known.fields_digest, self._items[-1].chain)
+                return replace(known, data=self._data, digest=whole, items=self._items)
         while self._take(",}") == ",":
             self._read_field()
         return self._finish()

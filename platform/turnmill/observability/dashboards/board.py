@@ -123,6 +123,18 @@ def table(title: str, description: str, *queries: tuple[str, str, str]) -> Panel
     return Panel(title, description, "none", made, kind="table", width=24)
 
 
+def replicas(in_flight: str, autoscaler: str) -> Panel:
+    """Return a panel of replicas, given a selector of a gauge that each has, and a matcher of their autoscaler."""
+    return lines(
+        "Replicas",
+        "Replicas that answer Prometheus, and those that the autoscaler has and wants.",
+        "none",
+        (f"count by (namespace) ({in_flight})", "{{namespace}}: answer"),
+        (CLUSTER("kube_horizontalpodautoscaler_status_current_replicas", autoscaler), "{{namespace}}: there"),
+        (CLUSTER("kube_horizontalpodautoscaler_status_desired_replicas", autoscaler), "{{namespace}}: wanted"),
+    )
+
+
 def quantile(share: float, buckets: str, *, by: str = "", window: str = RECENT) -> str:
     """Return the query for a quantile of a histogram, given the selector of its buckets."""
     labels = f"le, {by}" if by else "le"

@@ -10,6 +10,7 @@ from turnmill.observability.dashboards.board import (
     number,
     percentiles,
     quantile,
+    replicas,
     stacked,
 )
 
@@ -141,14 +142,7 @@ SATURATION = Row(
             "none",
             (IN_FLIGHT, "{{pod}}{{instance}}"),
         ),
-        lines(
-            "Replicas",
-            "Replicas that answer Prometheus, and those that the autoscaler has and wants.",
-            "none",
-            (f"count by (namespace) ({IN_FLIGHT})", "{{namespace}}: answer"),
-            (CLUSTER("kube_horizontalpodautoscaler_status_current_replicas", HPA), "{{namespace}}: there"),
-            (CLUSTER("kube_horizontalpodautoscaler_status_desired_replicas", HPA), "{{namespace}}: wanted"),
-        ),
+        replicas(IN_FLIGHT, HPA),
     ),
 )
 
