@@ -75,6 +75,7 @@ def wait_for_reason(namespace: Namespace, name: str, kind: str, reason: str, sec
 # Five hundred jobs, before other tests load the cluster
 
 
+@pytest.mark.nightly
 async def test_the_operator_handles_five_hundred_jobs_at_once(namespace: Namespace, tmp_path: Path):
     number = 500
     namespace.apply(config_map(TEAM))

@@ -84,6 +84,7 @@ def test_dashboard_queries_return_the_series_of_the_run_its_engines_and_the_oper
     assert missing == []
 
 
+@pytest.mark.nightly
 def test_a_run_continues_after_the_loss_of_a_rollout_pod_and_repeats_no_step_after_that_of_the_head(team: Team):
     job = team.submit(
         "babyai-goto-separate-cpu.yaml",

@@ -6,7 +6,7 @@ import pytest
 
 from support.training_runs import TOOL_JOB, TrainingRun
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(1200)]
 
 TURN_JOB = """
 apiVersion: turnmill.dev/v1alpha1
@@ -23,7 +23,7 @@ spec:
 
 
 @pytest.mark.parametrize(
-    "job", [TURN_JOB, pytest.param(TOOL_JOB, marks=pytest.mark.nightly)], ids=["turns", "trajectories"]
+    "job", [TURN_JOB, TOOL_JOB], ids=["turns", "trajectories"]
 )
 def test_the_weights_reach_the_update_of_the_policy(job, tmp_path):
     file = tmp_path / "job.yaml"
@@ -44,7 +44,7 @@ def test_the_weights_reach_the_update_of_the_policy(job, tmp_path):
 @pytest.mark.feature("verl's multi-turn", "the KL penalty in the loss")
 @pytest.mark.parametrize(
     ("job", "whole_step"),
-    [pytest.param(TURN_JOB, "minibatchTurns=16", marks=pytest.mark.nightly), (TOOL_JOB, "minibatchTasks=4")],
+    [(TURN_JOB, "minibatchTurns=16"), (TOOL_JOB, "minibatchTasks=4")],
     ids=["turns", "trajectories"],
 )
 def test_a_kl_penalty_in_the_loss_is_computed_against_the_initial_policy(job, whole_step, tmp_path):
@@ -68,7 +68,6 @@ def test_a_kl_penalty_in_the_loss_is_computed_against_the_initial_policy(job, wh
     assert "turnmill/kl_reference" not in second
 
 
-@pytest.mark.nightly
 @pytest.mark.feature("Verlog", "critic warm-up")
 def test_the_policy_stays_the_initial_one_while_the_critic_warms_up(tmp_path):
     file = tmp_path / "job.yaml"

@@ -8,7 +8,7 @@ import pytest
 from support.checkpoint_ranks import load_what_verl_saved, resume_on_1_2_and_1_ranks
 from support.fsdp_ranks import run_on_ranks, save_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 LORA = {"lora_rank": 4, "lora_alpha": 8, "target_modules": "all-linear"}
 
@@ -17,8 +17,8 @@ LORA = {"lora_rank": 4, "lora_alpha": 8, "target_modules": "all-linear"}
     ("kind", "model"),
     [
         ("language_model", {}),
-        pytest.param("value_model", {}, marks=pytest.mark.nightly),
-        pytest.param("language_model", LORA, marks=pytest.mark.nightly),
+        ("value_model", {}),
+        ("language_model", LORA),
     ],
     ids=["policy", "critic", "lora"],
 )
@@ -28,7 +28,6 @@ def test_training_resumes_on_another_number_of_ranks(tmp_path: Path, kind: str, 
     run_on_ranks(resume_on_1_2_and_1_ranks, 2, tmp_path, kind, model)
 
 
-@pytest.mark.nightly
 def test_a_checkpoint_in_the_format_of_verl_still_loads(tmp_path: Path):
     save_model(tmp_path)
 

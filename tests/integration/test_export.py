@@ -14,7 +14,7 @@ from support.exported_runs import complete, make_run
 from support.fsdp_ranks import run_on_ranks, save_model
 from turnmill.cli.main import main
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 LORA = {"lora_rank": 4, "lora_alpha": 8, "target_modules": "all-linear"}
 LORA_SETTINGS = {"rank": 4, "alpha": 8}
@@ -49,7 +49,7 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.nightly), 2])
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_an_exported_model_has_the_logits_of_the_trainer_whatever_the_number_of_ranks(
     model: Path, tmp_path: Path, ranks: int
 ):
@@ -74,7 +74,6 @@ def test_an_exported_model_has_the_logits_of_the_trainer_whatever_the_number_of_
     assert "| turns seen | 40 |" in card
 
 
-@pytest.mark.nightly
 def test_adapters_are_merged_or_exported_alone_with_the_logits_of_the_trainer(model: Path, tmp_path: Path):
     run_dir, actor = make_run(model, tmp_path / "run", lora=LORA_SETTINGS)
     bare_run, bare = make_run(model, tmp_path / "adapters-alone", lora=LORA_SETTINGS)

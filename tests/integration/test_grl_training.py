@@ -15,7 +15,7 @@ from support.training_runs import DIAGNOSTICS, TrainingRun
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(1200)]
 
 EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "sokoban-grl-cpu.yaml"
 FEW = (
@@ -141,7 +141,6 @@ def test_the_example_trains_without_a_data_set_and_resumes_from_its_checkpoint(t
     assert all(row["actor/grad_norm"] > 0 and row["critic/grad_norm"] > 0 for row in (first, second))
 
 
-@pytest.mark.nightly
 @pytest.mark.feature("GRL", "several kinds of agents")
 def test_several_kinds_of_agents_train_together_with_turn_scores_and_async_rollout(run):
     run.train()
@@ -162,7 +161,6 @@ def test_several_kinds_of_agents_train_together_with_turn_scores_and_async_rollo
     assert len(set.union(*seeds.values())) == len(seeds)
 
 
-@pytest.mark.nightly
 @pytest.mark.feature("GRL", "a trainer without a data set")
 def test_an_agent_defined_in_a_script_trains_from_python(tmp_path):
     (tmp_path / "polite.py").write_text(SCRIPT)

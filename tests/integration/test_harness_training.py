@@ -32,6 +32,7 @@ def test_the_job_of_the_page_passes_its_check(job: Path, capsys: pytest.CaptureF
     assert "my-agent trains a tiny warm-started model on calculator" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_script_with_the_openai_package_trains_until_its_first_update(job: Path, tmp_path: Path):
     small = ("model.warmStart={turns: 600, gradientSteps: 60, maxLoss: 10}", "training.steps=1", "agent.groupSize=4")

@@ -8,7 +8,7 @@ from support.training_runs import DIAGNOSTICS, TrainingRun
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "calculator-multi-turn-cpu.yaml"
 SMALL = (

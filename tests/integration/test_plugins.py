@@ -84,6 +84,7 @@ def test_plugins_are_created_with_their_settings_and_options(job_file, importabl
     assert algorithm.options.baseline == 0.25
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_step_is_trained_with_an_agent_kind_and_an_algorithm_from_another_package(job_file, tmp_path):

@@ -62,6 +62,7 @@ def test_gradients_are_those_of_one_rank_with_padded_rows(gradients_on, ranks, p
     )
 
 
+@pytest.mark.nightly
 def test_gradients_in_bfloat16_are_those_in_float32_up_to_rounding(gradients_on):
     expected, found = gradients_on(1, packed=False), gradients_on(2, packed=True, dtype="bf16")
 

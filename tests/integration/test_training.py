@@ -139,6 +139,7 @@ def test_a_colocate_async_run_and_another_run_train_concurrently_with_separate_w
     assert all(row["training/rollout_probs_diff_mean"] <= 1e-4 for row in other.metrics[1:])
 
 
+@pytest.mark.nightly
 def test_lora_adapters_train_and_reach_the_engine(run):
     run.train("--set", "model.lora={rank: 4, alpha: 8}")
 
