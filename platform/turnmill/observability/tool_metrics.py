@@ -1,6 +1,6 @@
 """Prometheus metrics of a tool server; each has a row in docs/metrics.md."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -149,40 +149,47 @@ class ToolMetrics:
 
 
 class StoreHealth:
-    """Metrics of the trajectory store, from its INFO at each scrape."""
+    """Metrics of the trajectory store, from its INFO at each scrape; of a cluster, the sums over its primaries."""
 
     def __init__(self) -> None:
-        self._info: StoreInfo | None = None
+        self._infos: Sequence[StoreInfo] = ()
 
-    def show(self, info: StoreInfo | None) -> None:
-        """Set the fields of Redis' INFO; None if the store did not answer."""
-        self._info = info
+    def show(self, infos: Sequence[StoreInfo]) -> None:
+        """Set the fields of Redis' INFO of each server; none if the store did not answer."""
+        self._infos = infos
 
     def collect(self) -> Iterator[Metric]:
         """Yield whether the store answers and, if it does, its metrics."""
-        yield GaugeMetricFamily("turnmill_store_up", "Whether the trajectory store answers", self._info is not None)
-        info = self._info or {}
-        keys = sum(fields["keys"] for name, fields in info.items() if name.startswith("db") and "keys" in fields)
+        infos = self._infos
+        yield GaugeMetricFamily("turnmill_store_up", "Whether the trajectory store answers", bool(infos))
         gauges = (
-            ("memory_bytes", "Memory that the store has taken", info.get("used_memory")),
-            ("memory_limit_bytes", "Memory that the store may take; 0 for any", info.get("maxmemory")),
-            ("keys", "Keys in the store", keys if info else None),
-            ("connections", "Clients that are connected to the store", info.get("connected_clients")),
-            ("aof_failing", "Whether the last write to the append-only file failed", _aof_failing(info)),
+            ("memory_bytes", "Memory that the store has taken", _total(infos, "used_memory")),
+            ("memory_limit_bytes", "Memory that the store may take; 0 for any", _total(infos, "maxmemory")),
+            ("keys", "Keys in the store", sum(map(_num_keys, infos)) if infos else None),
+            ("connections", "Clients that are connected to the store", _total(infos, "connected_clients")),
+            ("aof_failing", "Whether the last write to the append-only file failed", _aof_failing(infos)),
         )
         for name, help_, value in gauges:
             yield GaugeMetricFamily(f"turnmill_store_{name}", help_, value)
         counters = (
-            ("evicted_keys", "Keys that the store threw away to make room", info.get("evicted_keys")),
-            ("aof_delayed_writes", "Writes that waited for the disk of the append-only file", _aof_delayed(info)),
+            ("evicted_keys", "Keys that the store threw away to make room", _total(infos, "evicted_keys")),
+            (
+                "aof_delayed_writes",
+                "Writes that waited for the disk of the append-only file",
+                _total(infos, "aof_delayed_fsync"),
+            ),
         )
         for name, help_, value in counters:
             yield CounterMetricFamily(f"turnmill_store_{name}", help_, value)
 
 
-def _aof_failing(info: StoreInfo) -> bool | None:
-    return info.get("aof_last_write_status", "ok") != "ok" if info else None
+def _total(infos: Sequence[StoreInfo], field: str) -> int | None:
+    return sum(info.get(field, 0) for info in infos) if infos else None
 
 
-def _aof_delayed(info: StoreInfo) -> int | None:
-    return info.get("aof_delayed_fsync", 0) if info else None
+def _num_keys(info: StoreInfo) -> int:
+    return sum(fields["keys"] for name, fields in info.items() if name.startswith("db") and "keys" in fields)
+
+
+def _aof_failing(infos: Sequence[StoreInfo]) -> bool | None:
+    return any(info.get("aof_last_write_status", "ok") != "ok" for info in infos) if infos else None

@@ -45,7 +45,7 @@ async def refresh_store_health(store: TrajectoryStore, health: StoreHealth) -> N
     try:
         health.show(await store.info(deadline=deadline_in(STORE_INFO_SECONDS)))
     except StoreError:
-        health.show(None)
+        health.show(())
 
 
 class InstrumentedStore:

@@ -16,5 +16,5 @@ async def forget_run(client: StoreClient, run: str, *, deadline: float) -> int:
     }
     names = sorted(found)
     for start in range(0, len(names), BATCH):
-        await client.command("UNLINK", *names[start : start + BATCH], deadline=deadline)
+        await client.unlink(*names[start : start + BATCH], deadline=deadline)
     return len(names)

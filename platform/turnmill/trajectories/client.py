@@ -2,110 +2,110 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
-import redis.asyncio
 import redis.exceptions
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
-from turnmill.core.errors import SettingsError, StoreFullError, StoreUnavailableError
-from turnmill.core.tasks import is_cancelled
+from turnmill.core.errors import StoreFullError, StoreUnavailableError
+from turnmill.trajectories.connections import Argument, Node, NodeGoneError, Reply, connect
 from turnmill.trajectories.scripts import Script
-
-Argument = str | bytes | int | float
 
 FIRST_ATTEMPT_SECONDS = 1.0
 MAX_ATTEMPT_SECONDS = 8.0
 FIRST_PAUSE_SECONDS = 0.02
 MAX_PAUSE_SECONDS = 0.5
-DISCONNECT_SECONDS = 0.1
-SCAN_COUNT = 1000
 
 _TRANSIENT = (
     redis.exceptions.ConnectionError,
     redis.exceptions.TimeoutError,
     redis.exceptions.ReadOnlyError,
     redis.exceptions.TryAgainError,
-    redis.exceptions.ClusterDownError,
-    OSError,  # also TimeoutError
+    redis.exceptions.ClusterError,
+    redis.exceptions.RedisClusterException,
 )
+T = TypeVar("T")
+
 _TRANSIENT_REPLIES = ("BUSY ", "MISCONF", "NOREPLICAS", "UNBLOCKED")
+_MOVING = "non local key"
+"""In the reply to a script one of whose keys a cluster is moving to another node."""
 
 
 class StoreClient:
-    """Connections to one Redis, opened on demand and again after failures."""
+    """Requests to one Redis or to a Redis cluster, sent again after failures."""
 
     def __init__(self, url: str, *, max_connections: int = 32) -> None:
-        try:
-            pool = redis.asyncio.BlockingConnectionPool.from_url(
-                url,
-                max_connections=max_connections,
-                timeout=None,
-                protocol=2,
-                # Fewer round trips before the first reply.
-                lib_name=None,
-                lib_version=None,
-                socket_timeout=None,
-                socket_connect_timeout=None,
-                # Retries are decided in one place: `_retry`.
-                retry=Retry(NoBackoff(), 0),
-            )
-        except ValueError as error:
-            raise SettingsError(
-                f"The store's URL cannot be used: {error} "
-                "Write redis://HOST:PORT/0, rediss://HOST:PORT/0 or unix:///PATH."
-            ) from error
-        self._redis = redis.asyncio.Redis(connection_pool=pool)
-        self.location = _location(pool)
+        self._connections = connect(url, max_connections=max_connections)
+        self.location = self._connections.location
         self.retries = 0
         """Number of retried requests."""
 
-    async def run(self, script: Script, key: str, *arguments: Argument, deadline: float) -> Any:
-        """Run an idempotent script on a key."""
+    async def run(
+        self, script: Script, key: str, *arguments: Argument, also: Sequence[str] = (), deadline: float
+    ) -> Reply:
+        """Run an idempotent script on a key.
 
-        async def request() -> Any:
+        `also` has the suffixes of further keys that it reads or writes. Without them, the script would run with a part
+        of the keys while a cluster moves them to another node.
+        """
+        words = (1 + len(also), key, *(key + suffix for suffix in also), *arguments)
+
+        async def request() -> Reply:
             try:
-                return await self._redis.execute_command("EVALSHA", script.digest, 1, key, *arguments)
+                return await self._connections.execute("EVALSHA", script.digest, *words)
             except redis.exceptions.NoScriptError:
-                return await self._redis.execute_command("EVAL", script.source, 1, key, *arguments)
+                return await self._connections.execute("EVAL", script.source, *words)
+
+        return await self._retry(request, deadline, key)
+
+    async def command(self, name: str, *words: Argument, deadline: float) -> Reply:
+        """Send one idempotent command, whose first word is its key."""
+        key = str(words[0]) if words else None
+        return await self._retry(lambda: self._connections.execute(name, *words), deadline, key)
+
+    async def info(self, *, deadline: float) -> list[Mapping[str, Reply]]:
+        """Return the fields of INFO of each server that holds keys."""
+
+        async def request() -> list[Mapping[str, Reply]]:
+            try:
+                return [await self._connections.info(node) for node in await self._connections.nodes()]
+            except NodeGoneError as error:
+                raise redis.exceptions.ClusterError("A node has left the cluster.") from error
 
         return await self._retry(request, deadline)
 
-    async def command(self, *words: Argument, deadline: float) -> Any:
-        """Send one idempotent command."""
-        return await self._retry(lambda: self._redis.execute_command(*words), deadline)
-
     async def scan(self, pattern: str, *, deadline: float) -> AsyncIterator[bytes]:
         """Yield the names of the keys that match a pattern, each at least once."""
-        cursor: int | bytes = 0
         while True:
-            cursor, names = await self.command("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT, deadline=deadline)
-            for name in names:
-                yield name
-            if int(cursor) == 0:
-                return
+            try:
+                for node in await self._retry(self._connections.nodes, deadline):
+                    async for name in self._scan(node, pattern, deadline):
+                        yield name
+            except NodeGoneError:
+                # Others have its keys now.
+                continue
+            return
+
+    async def unlink(self, *keys: str | bytes, deadline: float) -> None:
+        """Delete keys, of any number of trajectories."""
+        await self._retry(lambda: self._connections.unlink(*keys), deadline)
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._redis.aclose()
-        await self._redis.connection_pool.disconnect()
+        await self._connections.close()
 
-    async def _drop_idle_connections(self) -> None:
-        """Close the idle connections: the failure of one probably affects them, too."""
-        try:
-            # Closing a connection to a silent peer may never end.
-            async with asyncio.timeout(DISCONNECT_SECONDS):
-                await self._redis.connection_pool.disconnect(inuse_connections=False)
-        except TimeoutError:
-            pass
-        except asyncio.CancelledError:
-            # A task that gives up waiting for a connection to close cancels the wait of all others for it.
-            if is_cancelled():
-                raise
+    async def _scan(self, node: Node, pattern: str, deadline: float) -> AsyncIterator[bytes]:
+        cursor = 0
+        while True:
+            request = partial(self._connections.scan, node, cursor, pattern)
+            cursor, names = await self._retry(request, deadline)
+            for name in names:
+                yield name
+            if cursor == 0:
+                return
 
-    async def _retry(self, request: Callable[[], Awaitable[Any]], deadline: float) -> Any:
+    async def _retry(self, request: Callable[[], Awaitable[T]], deadline: float, key: str | None = None) -> T:
         loop = asyncio.get_running_loop()
         attempt_seconds, pause_seconds = FIRST_ATTEMPT_SECONDS, FIRST_PAUSE_SECONDS
         while True:
@@ -118,16 +118,16 @@ class StoreClient:
                 ) from error
             except redis.exceptions.AskError as error:
                 raise StoreUnavailableError(
-                    f"The store at {self.location} is one node of a cluster and holds other keys ({error}), "
-                    "and no redirection is followed: name a proxy that follows them, or a Redis that is no cluster."
+                    f"The store at {self.location} is one node of a cluster and holds other keys ({error}): "
+                    f"write redis+cluster://{self.location}, so that the others are asked as well."
                 ) from error
-            except redis.exceptions.RedisError as error:
-                if not isinstance(error, _TRANSIENT) and not str(error).startswith(_TRANSIENT_REPLIES):
+            except (redis.exceptions.RedisError, redis.exceptions.RedisClusterException) as error:
+                if not isinstance(error, _TRANSIENT) and not _is_transient(str(error)):
                     raise
                 cause: Exception = error
-            except OSError as error:
+            except OSError as error:  # also TimeoutError
                 cause = error
-                await self._drop_idle_connections()
+                await self._connections.recover(key)
             pause = pause_seconds * random.uniform(0.5, 1.0)
             if loop.time() + pause >= deadline:
                 reason = str(cause) or "no answer"
@@ -141,12 +141,10 @@ class StoreClient:
             pause_seconds = min(pause_seconds * 2, MAX_PAUSE_SECONDS)
 
 
+def _is_transient(reply: str) -> bool:
+    return reply.startswith(_TRANSIENT_REPLIES) or _MOVING in reply
+
+
 def deadline_in(seconds: float) -> float:
     """Return the deadline a number of seconds from now, in the event loop's time."""
     return asyncio.get_running_loop().time() + seconds
-
-
-def _location(pool: redis.asyncio.ConnectionPool) -> str:
-    """Return the address of the store without its password."""
-    options = pool.connection_kwargs
-    return options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"

@@ -9,7 +9,7 @@ from turnmill.core.errors import OtherTurnsError, StaleClaimError, StoreFullErro
 from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn
 from turnmill.trajectories import scripts
 from turnmill.trajectories.client import StoreClient
-from turnmill.trajectories.keys import Keys
+from turnmill.trajectories.keys import REQUESTS, TURNS, Keys
 from turnmill.trajectories.packing import pack, unpack
 from turnmill.trajectories.settings import StoreSettings
 
@@ -113,7 +113,9 @@ class TrajectoryJournal:
             self._attempt or 0,
             _first_to_read(known),
         )
-        answer, *rest = await self._client.run(OPEN, self._keys.journal(name), *arguments, deadline=deadline)
+        answer, *rest = await self._client.run(
+            OPEN, self._keys.journal(name), *arguments, also=(TURNS,), deadline=deadline
+        )
         if answer != b"opened":
             raise self._stale(rest[0])
         fields, turns = rest
@@ -162,7 +164,7 @@ class TrajectoryJournal:
         self, script: scripts.Script, trajectory: JournaledTrajectory, *arguments: bytes | int, deadline: float
     ) -> list[bytes]:
         key, claim = self._keys.journal(trajectory.name), (trajectory.attempt, trajectory.opener)
-        answer: list[bytes] = await self._client.run(script, key, *claim, *arguments, deadline=deadline)
+        answer: list[bytes] = await self._client.run(script, key, *claim, *arguments, also=(TURNS,), deadline=deadline)
         return answer
 
     async def read(self, name: str, *, known: Sequence[Turn] = (), deadline: float) -> JournaledTrajectory | None:
@@ -170,7 +172,9 @@ class TrajectoryJournal:
 
         Turns that are `known` are not read again. Raises OtherTurnsError if the store has others.
         """
-        fields, turns = await self._client.run(READ, self._keys.journal(name), _first_to_read(known), deadline=deadline)
+        fields, turns = await self._client.run(
+            READ, self._keys.journal(name), _first_to_read(known), also=(TURNS,), deadline=deadline
+        )
         return _decode(name, fields, turns, known) if fields else None
 
     async def names(self, *, deadline: float) -> list[str]:
@@ -187,7 +191,7 @@ class TrajectoryJournal:
         """Delete a trajectory. Raises StaleClaimError for an earlier attempt at the run."""
         await self._require_latest_attempt(deadline)
         key = self._keys.journal(name)
-        await self._client.command("UNLINK", key, f"{key}:turns", f"{key}:requests", deadline=deadline)
+        await self._client.command("UNLINK", key, key + TURNS, key + REQUESTS, deadline=deadline)
 
     async def close(self) -> None:
         """Close the connections."""

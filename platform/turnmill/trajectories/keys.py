@@ -7,9 +7,20 @@ from turnmill.core.errors import SettingsError
 PREFIX = "turnmill"
 MAX_RUN_CHARACTERS = 200
 
+CALLS = ":calls"
+"""Suffix of the key with the records of a trajectory's calls."""
+
+TURNS, REQUESTS = ":turns", ":requests"
+"""Suffixes of the keys with a journal's turns and with the claims on its requests."""
+
 
 JOURNALS_OF_ANY_RUN = f"{PREFIX}:*:journal:{{*}}"
 """Pattern that matches exactly the keys of `Keys.journal` for any run."""
+
+
+def state_suffix(tool: str) -> str:
+    """Return the suffix of the key with a tool's state."""
+    return f":state:{tool}"
 
 
 def run_and_name(key: str) -> tuple[str, str]:
@@ -29,11 +40,11 @@ class Keys:
         self._run = _quoted(run)
 
     def trajectory(self, trajectory_id: str) -> str:
-        """Return the key of a trajectory's claims and sizes; `:calls` and `:state:TOOL` are appended for the others."""
+        """Return the key of a trajectory's claims and sizes; the others are this and a suffix."""
         return f"{PREFIX}:{self._run}:trajectory:{{{_quoted(trajectory_id)}}}"
 
     def journal(self, name: str) -> str:
-        """Return the key of a trajectory's journal; `:turns` and `:requests` are appended for its turns and claims."""
+        """Return the key of a trajectory's journal; the others are this and a suffix."""
         return f"{PREFIX}:{self._run}:journal:{{{_quoted(name)}}}"
 
     def trajectory_name(self, key: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from turnmill.core.errors import StoreError
 from turnmill.trajectories import scripts
 from turnmill.trajectories.client import StoreClient, deadline_in
-from turnmill.trajectories.keys import Keys
+from turnmill.trajectories.keys import REQUESTS, TURNS, Keys
 from turnmill.trajectories.settings import StoreSettings
 
 CLAIM = scripts.load("request_claim")
@@ -61,7 +61,14 @@ class RequestClaims:
         own, replaced = f"{self._replica}:{next(self._numbers)}", ""
         while True:
             answer, num_turns = await self._client.run(
-                CLAIM, self._keys.journal(name), request, own, replaced, self._expiry_ms, deadline=deadline
+                CLAIM,
+                self._keys.journal(name),
+                request,
+                own,
+                replaced,
+                self._expiry_ms,
+                also=(TURNS, REQUESTS),
+                deadline=deadline,
             )
             holder = answer.decode()
             if holder == own or await self._lives(holder.partition(":")[0], deadline):

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
@@ -12,8 +12,9 @@ from turnmill.trajectories import scripts
 from turnmill.trajectories.base import CallKey, Change, Claim, Recorded, State, version_of
 from turnmill.trajectories.claim_renewer import ClaimRenewer
 from turnmill.trajectories.claim_watch import ClaimWatch
-from turnmill.trajectories.client import Argument, StoreClient
-from turnmill.trajectories.keys import Keys
+from turnmill.trajectories.client import StoreClient
+from turnmill.trajectories.connections import Argument
+from turnmill.trajectories.keys import CALLS, Keys, state_suffix
 from turnmill.trajectories.refusals import refusal
 from turnmill.trajectories.script_arguments import (
     call_arguments,
@@ -156,6 +157,7 @@ class TrajectoryStore:
                 claim.key.digest,
                 *map(to_bytes, removed),
                 *(word for name, value in change.written.items() for word in (to_bytes(name), value)),
+                also=(CALLS, state_suffix(claim.tool)),
                 deadline=deadline,
             )
         finally:
@@ -200,12 +202,12 @@ class TrajectoryStore:
         `commit` with `finishes`.
         """
         arguments = (secrets.token_hex(8), self._expiry_ms(finished=True))
-        await self._run(FINISH, trajectory_id, *arguments, deadline=deadline)
+        await self._run(FINISH, trajectory_id, *arguments, also=(CALLS,), deadline=deadline)
         self._cache.forget(trajectory_id)
 
     async def delete(self, trajectory_id: str, *, deadline: float) -> None:
         """Delete a trajectory with its state and results."""
-        await self._run(DELETE, trajectory_id, deadline=deadline)
+        await self._run(DELETE, trajectory_id, also=(CALLS,), deadline=deadline)
 
     async def count(self, *, deadline: float) -> int:
         """Return the number of trajectories in the store, in flight or recently finished."""
@@ -215,10 +217,9 @@ class TrajectoryStore:
         """Check that the store answers. Raises StoreUnavailableError."""
         await self._client.command("PING", deadline=deadline)
 
-    async def info(self, *, deadline: float) -> Mapping[str, Any]:
-        """Return the fields of Redis' INFO."""
-        info: Mapping[str, Any] = await self._client.command("INFO", deadline=deadline)
-        return info
+    async def info(self, *, deadline: float) -> Sequence[Mapping[str, Any]]:
+        """Return the fields of Redis' INFO, of each server that holds keys."""
+        return await self._client.info(deadline=deadline)
 
     async def close(self) -> None:
         """Close the connections; held claims expire."""
@@ -230,8 +231,16 @@ class TrajectoryStore:
         """Number of operations that were retried because the store did not answer."""
         return self._client.retries
 
-    async def _run(self, script: scripts.Script, trajectory_id: str, *arguments: Argument, deadline: float) -> Any:
-        return await self._client.run(script, self._keys.trajectory(trajectory_id), *arguments, deadline=deadline)
+    async def _run(
+        self,
+        script: scripts.Script,
+        trajectory_id: str,
+        *arguments: Argument,
+        also: Sequence[str] = (),
+        deadline: float,
+    ) -> Any:
+        key = self._keys.trajectory(trajectory_id)
+        return await self._client.run(script, key, *arguments, also=also, deadline=deadline)
 
     async def _try_claim(
         self, key: CallKey, tool: str, stateful: bool, holder: str, expired: str, deadline: float
@@ -249,6 +258,7 @@ class TrajectoryStore:
             expired,
             key.digest,
             *version_arguments(key.after),
+            also=(CALLS, state_suffix(tool)),
             deadline=deadline,
         )
         if answer == b"recorded":

@@ -12,6 +12,7 @@ from turnmill.observability import json_lines
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TurnRecord, decode_turn
 from turnmill.trajectories.address import JournalAddress
+from turnmill.trajectories.connections import FORMS, SCHEMES
 from turnmill.trajectory_page.index import Index, open_index
 from turnmill.trajectory_page.log_reader import LogReader, ReadProgress
 from turnmill.trajectory_page.run_state import RunState, read_state
@@ -193,7 +194,7 @@ class StoreSource:
 
 def open_source(location: str) -> RunSource | StoreSource:
     """Open the run in a folder, or the store at a URL. Raises SettingsError."""
-    if location.partition("://")[0] in ("redis", "rediss", "unix"):
+    if location.partition("://")[0] in SCHEMES:
         source = StoreSource(location)
         try:
             for _ in source.update():
@@ -204,9 +205,7 @@ def open_source(location: str) -> RunSource | StoreSource:
             ) from error
         return source
     if "://" in location:
-        raise SettingsError(
-            f"{location}: neither a run's folder nor the URL of a store. Write a path, or redis://HOST:PORT/0."
-        )
+        raise SettingsError(f"{location}: neither a run's folder nor the URL of a store. Write a path, or {FORMS}.")
     return RunSource(Path(location))
 
 

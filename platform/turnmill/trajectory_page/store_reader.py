@@ -10,7 +10,7 @@ from turnmill.observability.trajectory_log import TurnPosition, TurnRecord
 from turnmill.trajectories.address import with_password
 from turnmill.trajectories.client import StoreClient, deadline_in
 from turnmill.trajectories.journal import JournaledTrajectory, TrajectoryJournal
-from turnmill.trajectories.keys import JOURNALS_OF_ANY_RUN, Keys, run_and_name
+from turnmill.trajectories.keys import JOURNALS_OF_ANY_RUN, TURNS, Keys, run_and_name
 from turnmill.trajectory_page.index import Index
 from turnmill.trajectory_page.summary import IN_FLIGHT, Summary
 
@@ -82,7 +82,7 @@ class StoreReader:
     async def _refresh_trajectory(self, client: StoreClient, run: str, name: str) -> None:
         deadline, key = deadline_in(STORE_SECONDS), Keys(run).journal(name)
         fields = await client.command("HMGET", key, "updated", "attempt", "finished", deadline=deadline)
-        version = (*fields, await client.command("LLEN", f"{key}:turns", deadline=deadline))
+        version = (*fields, await client.command("LLEN", key + TURNS, deadline=deadline))
         seen = self._seen.get((run, name))
         if seen is not None and seen.version == version:
             return
