@@ -367,6 +367,22 @@ def test_an_external_store_replaces_the_bundled_one():
     ]
 
 
+def test_an_external_store_may_be_a_cluster():
+    values = {
+        "store.external.url": "rediss+cluster://redis.example.com:7000",
+        "store.external.cidrs": ["192.0.2.0/28"],
+        "store.password.existingSecret": "redis",
+    }
+
+    objects = render(TEAM, values)
+
+    (tools,) = of_kind(objects, "Deployment")
+    env = {entry["name"]: entry for entry in tools["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert env["TURNMILL_REDIS"]["value"] == "rediss+cluster://redis.example.com:7000"
+    (policy,) = of_kind(objects, "NetworkPolicy", "team-a-tool-servers")
+    assert policy["spec"]["egress"][0]["ports"] == [{"port": 7000, "protocol": "TCP"}]
+
+
 def test_the_autoscaler_uses_calls_in_flight_or_else_cpu():
     (scaler,) = of_kind(render(TEAM), "HorizontalPodAutoscaler")
     assert [metric["type"] for metric in scaler["spec"]["metrics"]] == ["Pods", "Resource"]

@@ -22,9 +22,7 @@ spec:
 """
 
 
-@pytest.mark.parametrize(
-    "job", [TURN_JOB, TOOL_JOB], ids=["turns", "trajectories"]
-)
+@pytest.mark.parametrize("job", [TURN_JOB, TOOL_JOB], ids=["turns", "trajectories"])
 def test_the_weights_reach_the_update_of_the_policy(job, tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text(job)

@@ -1,6 +1,7 @@
 """A store of several servers: a Redis cluster, whose nodes fail and hand their keys over."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,6 +10,7 @@ from redis.crc import key_slot
 from support.charts import TEAM
 from support.store_cluster import StoreCluster, store_cluster
 from turnmill.core.errors import LostWriteError, SettingsError, StoreUnavailableError
+from turnmill.core.ports import free_port
 from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn
 from turnmill.observability.tool_metrics import StoreHealth
 from turnmill.trajectories.base import CallKey, Change, Recorded
@@ -99,19 +101,42 @@ async def test_a_call_is_never_executed_with_a_part_of_its_keys_while_a_slot_is_
     await store.close()
 
 
+async def test_a_cluster_all_of_whose_nodes_have_other_addresses_is_found_at_its_url(cluster: StoreCluster):
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", cluster.nodes[0].port)
+        await asyncio.gather(copy(reader, there_writer), copy(there_reader, writer), return_exceptions=True)
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            while data := await reader.read(4096):
+                writer.write(data)
+
+    door = await asyncio.start_server(forward, "127.0.0.1", 0)
+    store = TrajectoryStore.from_url(f"redis+cluster://127.0.0.1:{door.sockets[0].getsockname()[1]}", "run")
+    versions = {name: await call(store, name, 0) for name in NAMES}
+
+    for node in cluster.nodes:
+        node.kill()
+        node.port = free_port()
+    await asyncio.gather(*(node.start() for node in cluster.nodes))
+
+    for name in NAMES:
+        await call(store, name, 1, versions[name])
+    await store.close()
+    door.close()
+
+
 async def test_users_of_the_chart_need_two_more_commands(cluster: StoreCluster):
+    def url(name: str) -> str:
+        return cluster.url.replace("://", f"://{name}:of-{name}@")
+
     for name in ("tool-server", "trainer", "clean-up"):
         rules = [line for line in (RULES / f"{name}.acl").read_text().splitlines() if not line.startswith("#")]
         words = " ".join([*rules, "+cluster|slots +command"]).split()
         for node in cluster.nodes:
             await node.execute("ACL", "SETUSER", name, "on", f">of-{name}", *words)
-    urls = {
-        name: cluster.url.replace("://", f"://{name}:of-{name}@") for name in ("tool-server", "trainer", "clean-up")
-    }
-    store, journal = (
-        TrajectoryStore.from_url(urls["tool-server"], "run"),
-        TrajectoryJournal.from_url(urls["trainer"], "run"),
-    )
+    store = TrajectoryStore.from_url(url("tool-server"), "run")
+    journal = TrajectoryJournal.from_url(url("trainer"), "run")
     for name in NAMES:
         await call(store, name, 0)
         await journal.append(await journal.open(name, deadline=soon()), TURN, deadline=soon())

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ STORED = json.loads((Path(__file__).parent / "data" / "journal-0.1.json").read_t
 class RecordedClient:
     """Answers reads as the Redis of that run did."""
 
-    async def run(self, script: Script, key: str, *_: Any, deadline: float) -> Any:
+    async def run(self, script: Script, key: str, *_: Any, also: Sequence[str], deadline: float) -> Any:
         assert script is READ
         fields = STORED[key]["value"].items()
         turns = STORED[f"{key}:turns"]["value"]
