@@ -1,9 +1,11 @@
 """Histories of calls with faults of servers, network, store and clock, checked for linearizability.
 
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/histories.py [--seeds 50] [--operations 10000] [--sabotage fencing]
+    [--cluster]
 
 Prints a table, and exits with 1 if a history has a violation or a call hangs. With `--sabotage` a guarantee of the
-store is broken on purpose: the first seed that finds it ends the program, and 1 is its exit code if none does.
+store is broken on purpose: the first seed that finds it ends the program, and 1 is its exit code if none does. With
+`--cluster` the store has three primaries, each with a replica, and the faults are of its nodes.
 """
 
 import argparse
@@ -16,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from runs import table
 
+from support.cluster_histories import ClusterHistory
 from support.history_checker import violations
 from support.store_histories import SABOTAGES, StoreHistory, changed_scripts
 
@@ -27,13 +30,15 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--operations", type=int, default=10_000)
     parser.add_argument("--sabotage", choices=SABOTAGES)
+    parser.add_argument("--cluster", action="store_true")
     options = parser.parse_args()
     operations, answered, turns, bad = 0, 0, 0, 0
     faults: Counter[str] = Counter()
     ended: Counter[str] = Counter()
-    with changed_scripts(options.sabotage):
+    kind = ClusterHistory if options.cluster else StoreHistory
+    with changed_scripts(options.sabotage, steps_clock=not options.cluster):
         for seed in range(options.first_seed, options.first_seed + options.seeds):
-            history = asyncio.run(StoreHistory(seed).play(options.operations))
+            history = asyncio.run(kind(seed).play(options.operations))
             found = [*violations(history.operations), *history.problems, *(f"{call} hangs" for call in history.hung)]
             for problem in found:
                 print(f"seed {seed}: {problem}", flush=True)

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 from dataclasses import replace
 
-from support.faulty_store import Wire
 from turnmill.trajectories.base import CallKey, Change, Recorded, State
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.settings import StoreSettings
@@ -26,8 +25,8 @@ class ToolServer:
 
     _executions = itertools.count()
 
-    def __init__(self, wire: Wire, run: str, settings: StoreSettings = SETTINGS) -> None:
-        self.wire = wire
+    def __init__(self, url: str, run: str, settings: StoreSettings = SETTINGS) -> None:
+        self._url = url
         self._run = run
         self._settings = settings
         self._resumed = asyncio.Event()
@@ -89,7 +88,7 @@ class ToolServer:
         await self._store.close()
 
     def _new_store(self) -> TrajectoryStore:
-        return TrajectoryStore.from_url(f"redis://127.0.0.1:{self.wire.port}/0", self._run, self._settings)
+        return TrajectoryStore.from_url(self._url, self._run, self._settings)
 
 
 def _change(state: State, seen: tuple[str, ...], execution: int) -> Change:

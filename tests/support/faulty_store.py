@@ -118,8 +118,15 @@ class Wire:
 
         self.loses_answers = False
         self.port = 0
+        """Port on which clients connect."""
+
         self._writers: set[asyncio.StreamWriter] = set()
         self._connections: set[asyncio.Task[None]] = set()
+
+    @property
+    def url(self) -> str:
+        """URL by which clients connect."""
+        return f"redis://127.0.0.1:{self.port}/0"
 
     async def start(self) -> None:
         """Listen on a free port."""

@@ -9,7 +9,6 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
-from support.faulty_store import Wire
 from turnmill.core.errors import StaleClaimError, StoreError
 from turnmill.core.trajectory import TrajectoryOutcome, Turn
 from turnmill.trajectories.client import deadline_in
@@ -23,15 +22,13 @@ DEADLINE_SECONDS = 20.0
 class JournalPlayer:
     """One trajectory and the processes that play it, each from where the one before it came to."""
 
-    def __init__(
-        self, name: str, wires: Sequence[Wire], chance: random.Random, losses: Callable[[], int | None]
-    ) -> None:
+    def __init__(self, name: str, urls: Sequence[str], chance: random.Random, losses: Callable[[], int | None]) -> None:
         self.problems: list[str] = []
         self.num_turns = 0
         """Turns that the store has acknowledged."""
 
         self._name = name
-        self._wires = wires
+        self._urls = urls
         self._chance = chance
         self._losses = losses
         self._numbers = itertools.count()
@@ -44,8 +41,7 @@ class JournalPlayer:
         ended = ""
         async with AsyncExitStack() as stack:
             for process in range(NUM_PROCESSES):
-                url = f"redis://127.0.0.1:{self._chance.choice(self._wires).port}/0"
-                journal = TrajectoryJournal.from_url(url, "journals")
+                journal = TrajectoryJournal.from_url(self._chance.choice(self._urls), "journals")
                 stack.push_async_callback(journal.close)
                 ended, trajectory = await self._process(journal, is_last=process == NUM_PROCESSES - 1)
                 # Processes that were taken for dead carry on.

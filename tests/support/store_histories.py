@@ -10,7 +10,7 @@ import itertools
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +82,10 @@ class StoreHistory:
         self._whole = asyncio.Event()
         self._whole.set()
         self._replication = Wire()
+        self._wires: list[Wire] = []
+        self._urls: Sequence[str] = ()
+        self._servers: list[ToolServer] = []
+        self._stores: list[Server] = []
 
     async def play(self, num_operations: int) -> History:
         """Gather a history of at least so many operations."""
@@ -163,8 +167,9 @@ class StoreHistory:
 
     async def _play_journal(self, trajectory: str) -> str:
         """Processes that play one trajectory with a journal, each from where the one before it came to."""
-        wires = [server.wire for server in self._servers]
-        player = JournalPlayer(trajectory, wires, self._chance, lambda: self._losses if self._whole.is_set() else None)
+        player = JournalPlayer(
+            trajectory, self._urls, self._chance, lambda: self._losses if self._whole.is_set() else None
+        )
         ended = await player.play()
         self.history.problems += player.problems
         self.history.num_turns += player.num_turns
@@ -218,8 +223,6 @@ class StoreHistory:
 
     async def _start(self, folder: Path) -> None:
         self._folder = folder
-        self._stores: list[Server] = []
-        self._servers: list[ToolServer] = []
         await self._replication.start()
         self._primary = self._new_store()
         await self._primary.start()
@@ -228,13 +231,20 @@ class StoreHistory:
             wire = Wire()
             await wire.start()
             wire.target = self._primary.socket
-            settings = SMALL_CACHE if len(self._servers) % 2 else SETTINGS
-            self._servers.append(ToolServer(wire, "history", settings))
+            self._wires.append(wire)
+        self._start_servers([wire.url for wire in self._wires])
+
+    def _start_servers(self, urls: Sequence[str]) -> None:
+        self._urls = urls
+        self._servers = [
+            ToolServer(url, "history", SMALL_CACHE if number % 2 else SETTINGS) for number, url in enumerate(urls)
+        ]
 
     async def _stop(self) -> None:
         for server in self._servers:
             await server.close()
-            await server.wire.stop()
+        for wire in self._wires:
+            await wire.stop()
         await self._replication.stop()
         for each in self._stores:
             each.kill()
@@ -256,22 +266,26 @@ class StoreHistory:
             await asyncio.sleep(SAMPLE_SECONDS)
 
     async def _disturb(self) -> None:
-        faults = {
-            self._break_connections: 4, self._lose_answers: 4, self._kill_server: 3, self._pause_server: 3,
-            self._step_clock: 2, self._cut_power: 1, self._fail_over: 1,
-        }  # fmt: skip
+        faults = self._faults()
         while True:
             await asyncio.sleep(self._chance.uniform(0.02, 0.2))
             (fault,) = self._chance.choices(list(faults), list(faults.values()))
             self.history.faults[fault.__name__.removeprefix("_")] += 1
             await fault()
 
+    def _faults(self) -> dict[Callable[[], Awaitable[None]], int]:
+        """Return the faults with their weights."""
+        return {
+            self._break_connections: 4, self._lose_answers: 4, self._kill_server: 3, self._pause_server: 3,
+            self._step_clock: 2, self._cut_power: 1, self._fail_over: 1,
+        }  # fmt: skip
+
     async def _break_connections(self) -> None:
-        for server in self._chance.sample(self._servers, self._chance.randint(1, NUM_SERVERS)):
-            server.wire.cut()
+        for wire in self._chance.sample(self._wires, self._chance.randint(1, NUM_SERVERS)):
+            wire.cut()
 
     async def _lose_answers(self) -> None:
-        wire = self._chance.choice(self._servers).wire
+        wire = self._chance.choice(self._wires)
         wire.loses_answers = True
         await asyncio.sleep(self._chance.uniform(0.05, 0.6))
         wire.loses_answers = False
@@ -290,8 +304,8 @@ class StoreHistory:
     async def _cut_power(self) -> None:
         self._losses += 1
         self._primary.kill()
-        for server in self._servers:
-            server.wire.cut()
+        for wire in self._wires:
+            wire.cut()
         self._primary.lose_tail(self._chance)
         await self._primary.start()
 
@@ -306,10 +320,10 @@ class StoreHistory:
         self._replication.target = None
         self._replication.cut()
         await self._replica.promote()
-        for server in self._chance.sample(self._servers, NUM_SERVERS):
+        for wire in self._chance.sample(self._wires, NUM_SERVERS):
             await asyncio.sleep(self._chance.choice((0.0, 0.1)))
-            server.wire.target = self._replica.socket
-            server.wire.cut()
+            wire.target = self._replica.socket
+            wire.cut()
         self._primary.kill()
         self._whole.set()
         self._primary = self._replica
@@ -317,9 +331,10 @@ class StoreHistory:
 
 
 @contextmanager
-def changed_scripts(sabotage: str | None = None) -> Iterator[None]:
+def changed_scripts(sabotage: str | None = None, *, steps_clock: bool = True) -> Iterator[None]:
     """Give the store's scripts a clock that steps, and break a guarantee of them."""
-    replacements = [("redis.call('TIME')", _SHIFTED_TIME), *SABOTAGES.get(sabotage or "", ())]
+    clock = [("redis.call('TIME')", _SHIFTED_TIME)] if steps_clock else []
+    replacements = [*clock, *SABOTAGES.get(sabotage or "", ())]
     loaded = {name: value for name, value in vars(store).items() if isinstance(value, scripts.Script)}
     for text, _ in replacements:
         assert any(text in script.source for script in loaded.values()), f"no script has {text!r}"

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import redis.asyncio
 import redis.exceptions
+from redis._parsers import AsyncCommandsParser
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -134,16 +135,27 @@ class ClusterConnections:
     """Connections to the nodes of a Redis cluster, which are found through the one at the URL."""
 
     def __init__(self, url: str, max_connections: int) -> None:
-        self._url = url
-        self._max_connections = max_connections
         self._free = asyncio.Semaphore(max_connections)
-        self._redis = self._new_client()
+        self._redis = RedisCluster.from_url(
+            url,
+            # One more, by which nodes are asked for the slots.
+            max_connections=max_connections + 1,
+            protocol=2,
+            driver_info=None,
+            # What the others have is served while a node is away.
+            require_full_coverage=False,
+            socket_timeout=NODE_ANSWER_SECONDS,
+            socket_connect_timeout=NODE_CONNECT_SECONDS,
+            # Retries are decided in one place: `StoreClient`.
+            retry=Retry(NoBackoff(), 0),
+        )
+        self._redis.commands_parser = _FirstWordIsKey()
         (first,) = self._redis.startup_nodes
         self.location = first.name
 
     async def execute(self, *words: Argument) -> Reply:
-        async with self._request() as client:
-            return await client.execute_command(*words)
+        async with self._request():
+            return await self._redis.execute_command(*words)
 
     async def scan(self, node: Node, cursor: int, pattern: str) -> tuple[int, Sequence[bytes]]:
         # redis-py answers with a cursor for each node that was asked.
@@ -156,33 +168,42 @@ class ClusterConnections:
         return found
 
     async def nodes(self) -> Sequence[Node]:
-        async with self._request() as client:
-            await client.initialize()
-            return client.get_primaries()
+        async with self._request():
+            await self._redis.initialize()
+            return self._redis.get_primaries()
 
     async def unlink(self, *keys: str | bytes) -> int:
-        async with self._request() as client:
-            return int(await client.unlink(*keys))
+        async with self._request():
+            return int(await self._redis.unlink(*keys))
 
     async def recover(self, key: str | None) -> None:
         """Ask other nodes who has the key now: one that stands still, or cannot be reached, gives no answer."""
-        client = self._redis
         with contextlib.suppress(redis.exceptions.RedisError, redis.exceptions.RedisClusterException, TimeoutError):
-            node = client.get_node_from_key(key) if key is not None else client.get_default_node()
+            node = self._redis.get_node_from_key(key) if key is not None else self._redis.get_default_node()
             async with asyncio.timeout(NODE_CONNECT_SECONDS):
-                await client.nodes_manager.initialize(last_failed_node_name=node.name if node else None)
+                await self._redis.nodes_manager.initialize(last_failed_node_name=node.name if node else None)
 
     async def close(self) -> None:
         await self._redis.aclose()
+        # It closes nothing if it was about to ask for the slots again.
+        for nodes in ("nodes_cache", "startup_nodes"):
+            await self._redis.nodes_manager.aclose(nodes)
+
+    async def _execute_at(self, node: Node, *words: Argument) -> Reply:
+        assert node is not None
+        async with self._request():
+            known = self._redis.get_node(node_name=node.name)
+            if known is None or known.server_type != PRIMARY:
+                raise NodeGoneError
+            return await self._redis.execute_command(*words, target_nodes=known)
 
     @contextlib.asynccontextmanager
-    async def _request(self) -> AsyncIterator[RedisCluster]:
+    async def _request(self) -> AsyncIterator[None]:
         async with self._free:
-            client = self._redis
             try:
-                yield client
+                yield
             except redis.exceptions.RedisClusterException as error:
-                await self._start_again(client, error)
+                self._ask_at_url_again(error)
                 raise
             except AttributeError as error:
                 # When a node fails, redis-py closes connections to it that it has just given to other requests.
@@ -190,36 +211,22 @@ class ClusterConnections:
                     raise
                 raise redis.exceptions.ConnectionError("The connection was closed.") from error
 
-    async def _execute_at(self, node: Node, *words: Argument) -> Reply:
-        assert node is not None
-        async with self._request() as client:
-            known = client.get_node(node_name=node.name)
-            if known is None or known.server_type != PRIMARY:
-                raise NodeGoneError
-            return await client.execute_command(*words, target_nodes=known)
-
-    def _new_client(self) -> RedisCluster:
-        return RedisCluster.from_url(
-            self._url,
-            # One more, by which nodes are asked for the slots.
-            max_connections=self._max_connections + 1,
-            protocol=2,
-            driver_info=None,
-            # What the others have is served while a node is away.
-            require_full_coverage=False,
-            socket_timeout=NODE_ANSWER_SECONDS,
-            socket_connect_timeout=NODE_CONNECT_SECONDS,
-            # Retries are decided in one place: `StoreClient`.
-            retry=Retry(NoBackoff(), 0),
-        )
-
-    async def _start_again(self, client: RedisCluster, error: redis.exceptions.RedisClusterException) -> None:
-        """Look for the cluster at the URL: all of its nodes may have other addresses than those that were known."""
+    def _ask_at_url_again(self, error: redis.exceptions.RedisClusterException) -> None:
+        """Look for the cluster at the URL, too: all nodes may have other addresses than those that were known."""
         if "not enabled" in str(error):
             raise SettingsError(
                 f"The store at {self.location} is no cluster, or its user may not ask for the slots: write redis:// "
-                f"instead of redis+cluster://, or let the user call CLUSTER and COMMAND."
+                "instead of redis+cluster://, or let the user call CLUSTER SLOTS."
             ) from error
-        if self._redis is client:
-            self._redis = self._new_client()
-            await client.aclose()
+        for node in self._redis.startup_nodes:
+            self._redis.nodes_manager.startup_nodes.setdefault(node.name, node)
+
+
+class _FirstWordIsKey(AsyncCommandsParser):
+    """Tells the key of a command without asking a server for the table of all commands, which is long."""
+
+    async def initialize(self, node: ClusterNode | None = None) -> None:
+        """Ask for nothing."""
+
+    async def get_keys(self, *args: Argument) -> tuple[str, ...]:
+        return tuple(map(str, args[1:2]))

@@ -126,13 +126,13 @@ async def test_a_cluster_all_of_whose_nodes_have_other_addresses_is_found_at_its
     door.close()
 
 
-async def test_users_of_the_chart_need_two_more_commands(cluster: StoreCluster):
+async def test_users_of_the_chart_need_one_more_command(cluster: StoreCluster):
     def url(name: str) -> str:
         return cluster.url.replace("://", f"://{name}:of-{name}@")
 
     for name in ("tool-server", "trainer", "clean-up"):
         rules = [line for line in (RULES / f"{name}.acl").read_text().splitlines() if not line.startswith("#")]
-        words = " ".join([*rules, "+cluster|slots +command"]).split()
+        words = " ".join([*rules, "+cluster|slots"]).split()
         for node in cluster.nodes:
             await node.execute("ACL", "SETUSER", name, "on", f">of-{name}", *words)
     store = TrajectoryStore.from_url(url("tool-server"), "run")

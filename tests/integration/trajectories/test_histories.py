@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from support.cluster_histories import ClusterHistory
 from support.history_checker import Operation, violations
 from support.store_histories import SABOTAGES, StoreHistory, changed_scripts
 
@@ -12,9 +13,9 @@ NUM_OPERATIONS = 1500
 MAX_SEEDS = 5
 
 
-def problems(seed: int, sabotage: str | None = None) -> list[str]:
-    with changed_scripts(sabotage):
-        history = asyncio.run(StoreHistory(seed).play(NUM_OPERATIONS))
+def problems(seed: int, sabotage: str | None = None, *, in_cluster: bool = False) -> list[str]:
+    with changed_scripts(sabotage, steps_clock=not in_cluster):
+        history = asyncio.run((ClusterHistory if in_cluster else StoreHistory)(seed).play(NUM_OPERATIONS))
     return [*violations(history.operations), *history.problems, *(f"{call} hangs" for call in history.hung)]
 
 
@@ -22,6 +23,18 @@ def problems(seed: int, sabotage: str | None = None) -> list[str]:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))])
 def test_faults_leave_histories_of_one_register(seed: int):
     assert problems(seed) == []
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_cluster_whose_primaries_die_and_whose_slots_move_leaves_histories_of_one_register():
+    assert problems(0, in_cluster=True) == []
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_histories_of_a_cluster_without_versions_are_found():
+    assert any(problems(seed, "versions", in_cluster=True) for seed in range(MAX_SEEDS))
 
 
 @pytest.mark.slow
