@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 State = Mapping[str, bytes]
 """State of one tool in one trajectory: named parts, so that a call writes only those that it changes."""
@@ -16,6 +17,16 @@ class Change:
     removed: tuple[str, ...] = ()
     forget: bool = False
     """Delete the tool's whole state first."""
+
+    def removed_from(self, state: State) -> list[str]:
+        """Return the names of a state's parts that go."""
+        return [name for name in (state if self.forget else self.removed) if name not in self.written]
+
+    def applied_to(self, state: State) -> State:
+        """Return the state after the change."""
+        removed = set(self.removed_from(state))
+        kept = {name: value for name, value in state.items() if name not in removed}
+        return MappingProxyType({**kept, **self.written})
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ def refusal(key: CallKey, answer: bytes, rest: Sequence[bytes]) -> StoreError:
             )
         case b"lost":
             return LostWriteError(
-                f"The store no longer has version {key.after!r} of trajectory {key.trajectory_id!r}, which a call has "
-                "seen: it lost writes (a crash, a failover, or state that expired), and the state that it has is "
-                "older. Finish the trajectory."
+                f"The store no longer has {f'version {key.after!r}' if key.after else 'the state'} of trajectory "
+                f"{key.trajectory_id!r}, which a call has seen: it lost writes (a crash, a failover, or state that "
+                "expired), and the state that it has is older. Finish the trajectory."
             )
     raise AssertionError(f"begin.lua answered {answer!r}")

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
@@ -140,7 +140,7 @@ class TrajectoryStore:
         changes = bool(change.forget or change.written or change.removed)
         if changes and not claim.stateful:
             raise ValueError(f"Tool {claim.tool!r} changes state: its calls must begin with stateful=True.")
-        removed = [name for name in change.removed if name not in change.written]
+        removed = change.removed_from(claim.state)
         try:
             answer, *rest = await self._run(
                 COMMIT,
@@ -152,12 +152,11 @@ class TrajectoryStore:
                 self._expiry_ms(finished=finishes),
                 self._settings.max_trajectory_bytes,
                 flag(changes),
-                flag(change.forget),
                 len(removed),
                 claim.key.digest,
                 *map(to_bytes, removed),
                 *(word for name, value in change.written.items() for word in (to_bytes(name), value)),
-                also=(CALLS, state_suffix(claim.tool)),
+                tools=(claim.tool,),
                 deadline=deadline,
             )
         finally:
@@ -202,12 +201,12 @@ class TrajectoryStore:
         `commit` with `finishes`.
         """
         arguments = (secrets.token_hex(8), self._expiry_ms(finished=True))
-        await self._run(FINISH, trajectory_id, *arguments, also=(CALLS,), deadline=deadline)
+        await self._run(FINISH, trajectory_id, *arguments, tools=(), deadline=deadline)
         self._cache.forget(trajectory_id)
 
     async def delete(self, trajectory_id: str, *, deadline: float) -> None:
         """Delete a trajectory with its state and results."""
-        await self._run(DELETE, trajectory_id, also=(CALLS,), deadline=deadline)
+        await self._run(DELETE, trajectory_id, tools=(), deadline=deadline)
 
     async def count(self, *, deadline: float) -> int:
         """Return the number of trajectories in the store, in flight or recently finished."""
@@ -236,11 +235,18 @@ class TrajectoryStore:
         script: scripts.Script,
         trajectory_id: str,
         *arguments: Argument,
-        also: Sequence[str] = (),
+        tools: Collection[str] | None = None,
         deadline: float,
     ) -> Any:
+        """Run a script on a trajectory's claims and, unless `tools` is None, on its records and these tools' state."""
         key = self._keys.trajectory(trajectory_id)
-        return await self._client.run(script, key, *arguments, also=also, deadline=deadline)
+        while True:
+            also = () if tools is None else (CALLS, *map(state_suffix, tools))
+            answer = await self._client.run(script, key, *arguments, also=also, deadline=deadline)
+            if tools is None or not isinstance(answer, list) or answer[0] != b"tools":
+                return answer
+            # These have state as well, which it is about to delete.
+            tools = {*tools, *map(to_text, answer[1:])}
 
     async def _try_claim(
         self, key: CallKey, tool: str, stateful: bool, holder: str, expired: str, deadline: float
@@ -258,7 +264,7 @@ class TrajectoryStore:
             expired,
             key.digest,
             *version_arguments(key.after),
-            also=(CALLS, state_suffix(tool)),
+            tools=(tool,),
             deadline=deadline,
         )
         if answer == b"recorded":
@@ -283,9 +289,7 @@ class TrajectoryStore:
 
     def _cache_state(self, claim: Claim, change: Change) -> None:
         """Cache the state that a commit wrote; its version is the claim's token."""
-        state = {} if change.forget else {k: v for k, v in claim.state.items() if k not in change.removed}
-        state.update(change.written)
-        self._cache.put(claim.key.trajectory_id, claim.tool, claim.token, MappingProxyType(state))
+        self._cache.put(claim.key.trajectory_id, claim.tool, claim.token, change.applied_to(claim.state))
 
     def _expiry_ms(self, *, finished: bool = False) -> int:
         seconds = self._settings.finished_seconds if finished else self._settings.expiry_seconds

@@ -32,12 +32,6 @@ def test_a_cluster_whose_primaries_die_and_whose_slots_move_leaves_histories_of_
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
-def test_histories_of_a_cluster_without_versions_are_found():
-    assert any(problems(seed, "versions", in_cluster=True) for seed in range(MAX_SEEDS))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("sabotage", SABOTAGES)
 def test_histories_of_a_broken_store_are_found(sabotage: str):
     assert any(problems(seed, sabotage) for seed in range(MAX_SEEDS))

@@ -120,6 +120,25 @@ async def test_a_change_that_forgets_keeps_only_what_it_writes(new_server):
     assert await state(store) == await state(new_server()) == {"new": b"2"}
 
 
+@pytest.mark.parametrize("other_server", [False, True])
+async def test_state_that_the_store_has_lost_is_noticed(new_server, redis_url, other_server):
+    store = new_server()
+    await write(store, FIRST, part=b"1")
+    async with redis.asyncio.Redis.from_url(redis_url) as client:
+        assert await client.delete(f"{store._keys.trajectory(FIRST.trajectory_id)}:state:{SHELL}") == 1
+
+    with pytest.raises(LostWriteError, match="no longer has the state"):
+        await claim(new_server() if other_server else store, SECOND)
+
+
+async def test_a_tool_that_has_forgotten_all_of_its_state_goes_on(new_server):
+    store = new_server()
+    await write(store, FIRST, part=b"1")
+    await commit(store, await claim(store, SECOND), change=Change(forget=True))
+
+    assert await state(store) == await state(new_server()) == {}
+
+
 async def test_every_tool_and_every_trajectory_has_its_own_state(new_server):
     store = new_server()
     await write(store, FIRST, part=b"1")

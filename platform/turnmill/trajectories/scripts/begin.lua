@@ -31,6 +31,12 @@ if ARGV[11] ~= '' then
   end
 end
 
+local version = stateful and get('version ' .. tool) or '0'
+-- All of a tool's state is one key: without it, what is read or changed would be nothing.
+if version ~= '0' and get_number('bytes ' .. tool) > 0 and redis.call('EXISTS', state_key(tool)) == 0 then
+  return {'lost'}
+end
+
 local field = stateful and 'lock ' .. tool or 'claim ' .. call
 local time, held = now(), get_claim(field)
 local claim = {until_us = time + lease_us, holder = holder, takeovers = 0, call = has_id and call or nil}
@@ -55,7 +61,6 @@ set('token', claim.token)
 set_claim(field, claim)
 touch(expiry_ms)
 
-local version = stateful and get('version ' .. tool) or '0'
 local state = {}
 if version ~= '0' and version ~= cached then
   state = redis.call('HGETALL', state_key(tool))

@@ -1,13 +1,17 @@
 -- Records what a call did and lets its claim go. ARGV: tool, has an id ('1'), id, stateful ('1'), token, result,
--- finishes the trajectory ('1'), expiry in ms, most bytes of a trajectory, changes state ('1'), forgets state ('1'),
--- number of removed parts, digest of the action, names of the removed parts, then name and value of each part written.
+-- finishes the trajectory ('1'), expiry in ms, most bytes of a trajectory, changes state ('1'), number of removed parts,
+-- digest of the action, names of the removed parts, then name and value of each part written.
 local tool, has_id, call, stateful, token, result = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4] == '1', ARGV[5], ARGV[6]
 local finishes, expiry_ms, max_bytes = ARGV[7] == '1', ARGV[8], tonumber(ARGV[9])
-local changes, forgets, removed = ARGV[10] == '1', ARGV[11] == '1', tonumber(ARGV[12])
-local digest = ARGV[13]
-local FIRST_REMOVED = 14
+local changes, removed, digest = ARGV[10] == '1', tonumber(ARGV[11]), ARGV[12]
+local FIRST_REMOVED = 13
 local MAX_TOKENS = 8
 local FIRST_WRITTEN = FIRST_REMOVED + removed
+
+local undeclared = finishes and undeclared_tools()
+if undeclared then
+  return undeclared
+end
 
 local field = stateful and 'lock ' .. tool or 'claim ' .. call
 local held = get_claim(field)
@@ -41,12 +45,11 @@ if finishes then
     growth = growth - get_number('bytes ' .. stored)
   end
 elseif changes then
-  kept = forgets and 0 or tool_bytes
   for index = FIRST_REMOVED, FIRST_WRITTEN - 1 do
-    kept = kept - (forgets and 0 or part_bytes(ARGV[index]))
+    kept = kept - part_bytes(ARGV[index])
   end
   for index = FIRST_WRITTEN, #ARGV, 2 do
-    kept = kept - (forgets and 0 or part_bytes(ARGV[index])) + #ARGV[index] + #ARGV[index + 1]
+    kept = kept - part_bytes(ARGV[index]) + #ARGV[index] + #ARGV[index + 1]
   end
   growth = kept - tool_bytes
 end
@@ -69,14 +72,12 @@ else
   set('committed ' .. tool, string.sub(tokens, 1, MAX_TOKENS * (#token + 1)))
 end
 if changes and not finishes then
-  if forgets then
-    redis.call('UNLINK', state)
+  -- Written first: a key that vanishes while a cluster moves its slot cannot be created again.
+  for index = FIRST_WRITTEN, #ARGV, 2 do
+    redis.call('HSET', state, ARGV[index], ARGV[index + 1])
   end
   for index = FIRST_REMOVED, FIRST_WRITTEN - 1 do
     redis.call('HDEL', state, ARGV[index])
-  end
-  for index = FIRST_WRITTEN, #ARGV, 2 do
-    redis.call('HSET', state, ARGV[index], ARGV[index + 1])
   end
   if not get('version ' .. tool) then
     set('tools', (get('tools') or '') .. tool .. '\n')

@@ -2,6 +2,10 @@
 if redis.call('EXISTS', TRAJECTORY) == 0 or get('finished') == ARGV[1] then
   return 0
 end
+local undeclared = undeclared_tools()
+if undeclared then
+  return undeclared
+end
 local bytes = get_number('bytes')
 for stored in each_tool() do
   bytes = bytes - get_number('bytes ' .. stored)

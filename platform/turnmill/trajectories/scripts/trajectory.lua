@@ -13,6 +13,8 @@
 -- KEYS[1]:calls, a hash, has a call's record by its id: "TOKEN:DIGEST RESULT", without ":DIGEST" in 0.1, or "gone".
 -- KEYS[1]:state:TOOL, a hash, has a tool's state.
 --
+-- A script is called with all keys that it touches, as a cluster would otherwise run it while it moves some of them.
+--
 -- Times are microseconds of Redis's clock: one clock for all servers. Tokens come from it too, so that they go on
 -- rising where a trajectory was deleted and begun anew. The clock may jump: no claim is judged by it. UNTIL changes with
 -- each renewal, and a server that has seen the same UNTIL for a whole lease, by its own clock, takes the claim over.
@@ -48,6 +50,20 @@ end
 
 local function each_tool()
   return string.gmatch(get('tools') or '', '[^\n]+')
+end
+
+-- Tools with state whose keys the caller did not name, after 'tools'; nil if there is none.
+local function undeclared_tools()
+  local named, missing = {}, {'tools'}
+  for index = 1, #KEYS do
+    named[KEYS[index]] = true
+  end
+  for tool in each_tool() do
+    if not named[state_key(tool)] then
+      missing[#missing + 1] = tool
+    end
+  end
+  return #missing > 1 and missing or nil
 end
 
 -- A record is as large as a result: no pattern runs over it.
