@@ -313,7 +313,7 @@ def served() -> dict[str, set[str]]:
     """Return the series of the exporters, each with its labels."""
     run = RunMetrics(RunInfo("babyai", gpus={("train", "H100"): 8}), labels={"training_job": "goto", "attempt": "1"})
     tools = ToolMetrics(("python_code",))
-    tools.store.show({"used_memory": 1, "maxmemory": 2, "connected_clients": 1, "evicted_keys": 0})
+    tools.store.show([{"used_memory": 1, "maxmemory": 2, "connected_clients": 1, "evicted_keys": 0}])
     operator_metrics.initialize_series()
     operator_metrics.ATTEMPTS.labels("a", "failed")
     found: dict[str, set[str]] = {name: set(labels) for name, labels in PYTHON.items()}

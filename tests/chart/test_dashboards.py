@@ -73,7 +73,7 @@ def run_series() -> dict[str, set[str]]:
 
 def tool_series() -> dict[str, set[str]]:
     metrics = ToolMetrics(("python_code",))
-    metrics.store.show({"used_memory": 1, "maxmemory": 2, "connected_clients": 1, "evicted_keys": 0})
+    metrics.store.show([{"used_memory": 1, "maxmemory": 2, "connected_clients": 1, "evicted_keys": 0}])
     return series_of(metrics.registry.collect())
 
 

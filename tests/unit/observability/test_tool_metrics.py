@@ -22,7 +22,7 @@ def store_metrics(metrics: ToolMetrics) -> dict[str, float]:
 def test_the_stores_info_becomes_metrics():
     metrics = ToolMetrics()
 
-    metrics.store.show(INFO)
+    metrics.store.show([INFO])
 
     shown = store_metrics(metrics)
     assert (shown["up"], shown["memory_bytes"], shown["memory_limit_bytes"]) == (1, 700, 1000)
@@ -30,19 +30,29 @@ def test_the_stores_info_becomes_metrics():
     assert (shown["aof_failing"], shown["aof_delayed_writes_total"]) == (1, 5)
 
 
+def test_the_metrics_of_a_cluster_are_the_sums_over_its_servers():
+    metrics = ToolMetrics()
+
+    metrics.store.show([INFO, INFO | {"aof_last_write_status": "ok"}])
+
+    shown = store_metrics(metrics)
+    assert (shown["memory_bytes"], shown["memory_limit_bytes"], shown["keys"]) == (1400, 2000, 22)
+    assert (shown["aof_failing"], shown["aof_delayed_writes_total"]) == (1, 10)
+
+
 def test_a_store_without_an_append_only_file_is_not_failing():
     metrics = ToolMetrics()
 
-    metrics.store.show({"used_memory": 1})
+    metrics.store.show([{"used_memory": 1}])
 
     assert (store_metrics(metrics)["aof_failing"], store_metrics(metrics)["aof_delayed_writes_total"]) == (0, 0)
 
 
 def test_a_store_that_does_not_answer_has_only_the_up_metric():
     metrics = ToolMetrics()
-    metrics.store.show(INFO)
+    metrics.store.show([INFO])
 
-    metrics.store.show(None)
+    metrics.store.show([])
 
     assert store_metrics(metrics)["up"] == 0
     assert "memory_bytes" not in store_metrics(metrics)
