@@ -84,11 +84,15 @@ def test_every_pod_is_restricted_has_limits_and_mounts_no_unneeded_token(chart, 
             assert volume.get("emptyDir", {"sizeLimit": ""}).get("sizeLimit") is not None, place
 
 
+def has_ports(container: dict[str, Any]) -> bool:
+    return bool(container.get("ports"))
+
+
 @each_case
 def test_servers_have_probes(chart, file):
     for found in rendered(chart, file):
         if found["kind"] in ("Deployment", "StatefulSet"):
-            for container in found["spec"]["template"]["spec"]["containers"]:
+            for container in filter(has_ports, found["spec"]["template"]["spec"]["containers"]):
                 assert {"readinessProbe", "livenessProbe"} <= set(container)
 
 
@@ -100,6 +104,9 @@ def test_servers_have_probes(chart, file):
         (TEAM, {"toolServer.drainSeconds": 0}, "minimum: got 0, want 1"),
         (TEAM, {"toolServer.settings.SERPER_API_KEY": "x"}, "name the Secret in toolServer.settingsSecret"),
         (TEAM, {"store.external.url": "redis://:secret@host:6379"}, "does not match pattern"),
+        # The primaries vote about the place of one that is silent.
+        (TEAM, {"store.cluster.primaries": 1}, "store/cluster/primaries"),
+        (TEAM, {"store.cluster.primaries": 2}, "minimum: got 2, want 3"),
         (TEAM, ELSEWHERE | {"store.password.existingSecret": "redis"}, "store.external.cidrs is empty"),
         (TEAM, ELSEWHERE | {"store.external.cidrs": ["192.0.2.10/32"]}, "store.password.existingSecret is empty"),
         (TEAM, {"view.allowedHosts": ["*.example.com"]}, "does not match pattern"),
@@ -381,6 +388,21 @@ def test_an_external_store_may_be_a_cluster():
     assert env["TURNMILL_REDIS"]["value"] == "rediss+cluster://redis.example.com:7000"
     (policy,) = of_kind(objects, "NetworkPolicy", "team-a-tool-servers")
     assert policy["spec"]["egress"][0]["ports"] == [{"port": 7000, "protocol": "TCP"}]
+
+
+def test_a_cluster_is_named_to_runs_and_tool_servers_and_its_nodes_reach_one_another():
+    objects = render(TEAM, {"store.cluster.primaries": 3})
+
+    (tools,) = of_kind(objects, "Deployment")
+    env = {entry["name"]: entry for entry in tools["spec"]["template"]["spec"]["containers"][0]["env"]}
+    url = env["TURNMILL_REDIS"]["value"]
+    assert url.startswith("redis+cluster://")
+    assert url in yaml.safe_dump(of_kind(objects, "ConfigMap", "turnmill-team"))
+    (policy,) = of_kind(objects, "NetworkPolicy", "team-a-store")
+    store = {"podSelector": policy["spec"]["podSelector"]}
+    ports = [{"port": 6379, "protocol": "TCP"}, {"port": 16379, "protocol": "TCP"}]
+    assert {"from": [store], "ports": ports} in policy["spec"]["ingress"]
+    assert policy["spec"]["egress"] == [{"to": [store], "ports": ports}]
 
 
 def test_the_autoscaler_uses_calls_in_flight_or_else_cpu():

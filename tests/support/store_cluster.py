@@ -30,6 +30,12 @@ class ClusterNode:
         self.port, self.bus_port = free_port(), free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        assert self._process is not None
+        return self._process.pid
+
     async def start(self) -> None:
         """Start the process, with the data and the place in the cluster that it had, and wait until it answers."""
         self.folder.mkdir(parents=True, exist_ok=True)

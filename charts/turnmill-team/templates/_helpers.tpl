@@ -109,7 +109,9 @@ http://{{ include "turnmill-team.toolServer" . }}.{{ .Release.Namespace }}.svc:5
 
 {{/* The store's URL without its password. */}}
 {{- define "turnmill-team.storeUrl" -}}
-{{- .Values.store.external.url | default (printf "redis://%s.%s.svc:6379/0" (include "turnmill-team.store" .) .Release.Namespace) -}}
+{{- $host := printf "%s.%s.svc:6379" (include "turnmill-team.store" .) .Release.Namespace -}}
+{{- $own := ternary (printf "redis+cluster://%s" $host) (printf "redis://%s/0" $host) (gt (int .Values.store.cluster.primaries) 0) -}}
+{{- .Values.store.external.url | default $own -}}
 {{- end -}}
 
 {{- define "turnmill-team.storeSecret" -}}

@@ -8,10 +8,19 @@ server=$(command -v valkey-server || command -v redis-server) || {
 umask 077
 {
     cat /etc/store/store.conf
-    printf 'requirepass "%s"\n' "$(cat /etc/store-password/password)"
+    password=$(cat /etc/store-password/password)
+    printf 'requirepass "%s"\n' "$password"
+    more=''
+    if [ -f /etc/store/cluster.conf ]; then
+        cat /etc/store/cluster.conf
+        printf 'masterauth "%s"\ncluster-announce-ip %s\n' "$password" "$POD_IP"
+        # Clients ask which node has which slots.
+        more='+cluster|slots'
+    fi
     for rules in /etc/store/*.acl; do
         user=$(basename "$rules" .acl)
-        printf 'user %s on ">%s" %s\n' "$user" "$(cat "/etc/store-users/$user")" "$(grep -v '^#' "$rules" | tr '\n' ' ')"
+        printf 'user %s on ">%s" %s%s\n' "$user" "$(cat "/etc/store-users/$user")" \
+            "$(grep -v '^#' "$rules" | tr '\n' ' ')" "$more"
     done
 } > /tmp/store.conf
 exec "$server" /tmp/store.conf --maxmemory "$1"

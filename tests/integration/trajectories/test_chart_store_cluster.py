@@ -1,0 +1,77 @@
+"""The chart's store as a cluster: its pods find one another, and stay together through restarts and lost disks."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from support.chart_store_cluster import PORT, StorePod, chart_store_cluster, wait_until
+from support.programs import why_no_program
+from turnmill.trajectories.base import CallKey, Change, Claim
+from turnmill.trajectories.client import deadline_in
+from turnmill.trajectories.store import TrajectoryStore
+
+MISSING = why_no_program("redis-cli")
+pytestmark = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
+
+NAMES = [f"t{number}" for number in range(30)]
+
+
+@pytest.fixture(scope="module")
+def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[StorePod]]:
+    with chart_store_cluster(tmp_path_factory.mktemp("s")) as started:
+        yield started
+
+
+@pytest.fixture
+async def store(pods: list[StorePod]):
+    opened = TrajectoryStore.from_url(f"redis+cluster://tool-server:of-tool-server@{pods[0].address}:{PORT}", "run")
+    yield opened
+    await opened.close()
+
+
+async def add(store: TrajectoryStore, name: str, number: int, after: str) -> str:
+    begun = await store.begin(CallKey(name, f"c{number}", after=after), "shell", deadline=deadline_in(60))
+    assert isinstance(begun, Claim)
+    assert len(begun.state) == number
+    await store.commit(begun, b"", Change(written={f"{number}": b"x"}), deadline=deadline_in(60))
+    return begun.version_after
+
+
+async def test_each_primary_has_a_replica(pods: list[StorePod], store: TrajectoryStore):
+    assert Counter(pod.role for pod in pods) == {"master": 3, "slave": 3}
+    for name in NAMES:
+        await add(store, name, 0, "")
+    assert len([info for info in await store.info(deadline=deadline_in(10)) if info.get("db0")]) == 3
+
+
+async def test_pods_that_come_back_with_other_addresses_and_one_without_its_disk_join_again(
+    pods: list[StorePod], store: TrajectoryStore
+):
+    versions = {name: await add(store, f"{name}-moved", 0, "") for name in NAMES}
+    primary = next(pod for pod in pods if pod.role == "master")
+    primary.kill()
+    wait_until(lambda: [pod.role for pod in pods].count("master") == 3, pods)
+
+    primary.lose_disk()
+    for number, pod in enumerate(pods):
+        pod.kill()
+        pod.address = pod.address.rsplit(".", 1)[0] + f".{100 + number}"
+        pod.start()
+        await asyncio.to_thread(wait_until, lambda pod=pod: pod.is_ready, pods)
+
+    assert Counter(pod.role for pod in pods) == {"master": 3, "slave": 3}
+    again = TrajectoryStore.from_url(f"redis+cluster://tool-server:of-tool-server@{pods[0].address}:{PORT}", "run")
+    for name in NAMES:
+        await add(again, f"{name}-moved", 1, versions[name])
+    await again.close()
+
+
+async def test_a_primary_that_is_asked_to_end_hands_over_first(pods: list[StorePod]):
+    primary = next(pod for pod in pods if pod.role == "master")
+
+    assert primary.run("leave.sh").wait(60) == 0
+
+    assert primary.role == "slave", primary.log[-3000:]
+    assert Counter(pod.role for pod in pods) == {"master": 3, "slave": 3}
