@@ -1,5 +1,8 @@
 """Settings and fixtures that all tests share."""
 
+import copy
+import functools
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +17,14 @@ from turnmill.runs.preparation import process_environment
 # The time that an example takes depends on the load of the machine: there is no deadline.
 settings.register_profile("turnmill", deadline=None)
 settings.load_profile("turnmill")
+
+
+def pytest_collection_finish() -> None:
+    """Compose verl's defaults once a process, where tests need them: Hydra takes a second for it."""
+    config = sys.modules.get("turnmill.training.verl.config")
+    if config is not None:
+        composed = functools.cache(config.compose_defaults)
+        config.__dict__["compose_defaults"] = lambda engine="fsdp": copy.deepcopy(composed(engine))
 
 
 @pytest.fixture(autouse=True)

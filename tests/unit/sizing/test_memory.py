@@ -41,6 +41,7 @@ def test_parameters_are_counted_without_building_the_model(small, is_critic):
     assert Model(small).parameters(is_critic=is_critic).total == sum(each.numel() for each in built.parameters())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("ranks", "is_critic"), [(2, False), (8, True)])
 def test_the_estimate_is_within_a_tenth_of_what_fsdp_holds(small, ranks, is_critic):
     model, tokens = Model(small), 4096
