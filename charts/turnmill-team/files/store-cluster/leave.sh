@@ -12,7 +12,7 @@ replica=$(ask 127.0.0.1 CLUSTER NODES | awk '
     }')
 [ -n "$replica" ] || exit 0
 tries=0
-while [ "$(role 127.0.0.1)" = master ] && [ "$tries" -lt 20 ]; do
+while [ "$(role 127.0.0.1)" = master ] && [ "$tries" -lt 40 ]; do
     # One that is refused, as it goes on already, is no failure.
     [ $((tries % 5)) -ne 0 ] || ask "$replica" CLUSTER FAILOVER > /dev/null
     sleep 0.5
