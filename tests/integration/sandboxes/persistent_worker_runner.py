@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from support import container
@@ -58,20 +59,23 @@ chmod 777 $HOME/.. && echo REACHED; rmdir $HOME/../tmp && mkdir $HOME/../tmp && 
     "changed settings of the shell": "export LEFT=x; umask 777; ulimit -n 8; set -o noclobber",
     "a fork bomb": "f() { f | f & }; f; sleep 3",
     "too much memory": "for i in 1 2 3 4; do "
-    "python3 -c 'x = bytearray(99 << 20); import time; time.sleep(3)' & done; wait",
+    "python3 -c 'x = bytearray(99 << 20); import time; time.sleep(30)' & done; wait",
     "too much CPU time": "for i in 1 2 3; do (while :; do :; done) & done; wait",
     "too many bytes of files": "for i in 1 2 3 4; do head -c 4M /dev/zero > $i & done; wait; sleep 1",
     "an endless loop": "trap '' TERM INT; while :; do sleep 1; done",
 }
+SECONDS = {"too much memory": 30}
+"""Time of attacks that need several processes at once, which start late on a busy machine."""
+
 FINDINGS = """pwd; ls -A . .. $TMPDIR; echo "[$LEFT] $(umask) $(ulimit -n) $-"
 python3 -c 'import subprocess, json, shlex, os, select'
 for p in $(seq 2 400); do kill -0 $p 2>/dev/null && [ $p != $$ ] && echo "process $p"; done"""
 
 
-def block(*lines: str, state: dict[str, bytes], join: bool = False) -> SandboxTask:
+def block(*lines: str, state: dict[str, bytes], join: bool = False, seconds: int = 3) -> SandboxTask:
     """Return a task as the tool bash_terminal makes it."""
     settings = {
-        "seconds": 3,
+        "seconds": seconds,
         "cpu_seconds": 2,
         "characters": 100_000,
         "home_bytes": MIB,
@@ -79,7 +83,10 @@ def block(*lines: str, state: dict[str, bytes], join: bool = False) -> SandboxTa
         "join": join,
     }
     parts = {"lines": json.dumps(lines).encode(), "state": pack(state), "limits": json.dumps(settings).encode()}
-    return SandboxTask(Function("turnmill.tools.sandboxed.shell:run", pack(parts), persistent=True), limits=LIMITS)
+    return SandboxTask(
+        Function("turnmill.tools.sandboxed.shell:run", pack(parts), persistent=True),
+        limits=replace(LIMITS, seconds=seconds + 1),
+    )
 
 
 def processes() -> set[int]:
@@ -109,7 +116,7 @@ async def run_all() -> dict[str, dict[str, object]]:
         clean = (await sandbox.run(block(FINDINGS, state={}))).stdout.decode()
         for name, attack in ATTACKS.items():
             before = processes()
-            result = await sandbox.run(block(attack, "true", state={}))
+            result = await sandbox.run(block(attack, "true", state={}, seconds=SECONDS.get(name, 3)))
             between = processes()
             kept = unpack(unpack(result.value)["written"]) if result.value else {}
             joined = await sandbox.run(block("echo 'a", "b'", state=kept, join=True))
