@@ -12,14 +12,16 @@ import redis.asyncio
 import redis.exceptions
 
 from turnmill.core.ports import free_port
+from turnmill.trajectories.base import CallKey, Change, Recorded
+from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.embedded import find_server
+from turnmill.trajectories.store import TrajectoryStore
 
 START_SECONDS = 60.0
 NODE_TIMEOUT_MS = 1000
 """A node that is silent for so long is replaced by its replica."""
 
 NUM_SLOTS = 16384
-MAX_PORT = 55_000
 
 
 class ClusterNode:
@@ -76,8 +78,13 @@ class ClusterNode:
 
     async def role(self) -> str:
         """Return `master` or `slave`, as the protocol has it."""
-        async with redis.asyncio.Redis(port=self.port, protocol=2, socket_timeout=START_SECONDS) as client:
-            return str((await client.info("replication"))["role"])
+        return (await self.replication())["role"]
+
+    async def replication(self) -> dict[str, str]:
+        """Return what it tells about its primary or replicas."""
+        found = await self.execute("INFO", "replication")
+        assert isinstance(found, dict)
+        return found
 
     async def node_id(self) -> str:
         """Return the name by which other nodes know this one."""
@@ -137,16 +144,15 @@ class StoreCluster:
                 assert isinstance(info, dict)
                 if info["cluster_state"] != "ok" or int(info["cluster_known_nodes"]) != len(self.nodes):
                     return False
-                async with redis.asyncio.Redis(port=node.port, protocol=2, socket_timeout=START_SECONDS) as client:
-                    if (await client.info("replication")).get("master_link_status", "up") != "up":
-                        return False
+                if (await node.replication()).get("master_link_status", "up") != "up":
+                    return False
             except redis.exceptions.RedisError:
                 return False
-        return [await self._num_primaries(shard) for shard in self.shards] == [1] * len(self.shards)
+        return all([len(await self._primaries(shard)) == 1 for shard in self.shards])
 
     async def primary_of(self, shard: list[ClusterNode]) -> ClusterNode:
         """Return the primary of a shard."""
-        (primary,) = [node for node in shard if await node.role() == "master"]
+        (primary,) = await self._primaries(shard)
         return primary
 
     async def move_slot(self, slot: int, source: ClusterNode, target: ClusterNode, *, pause: float = 0.0) -> None:
@@ -166,14 +172,25 @@ class StoreCluster:
         for node in self.nodes:
             node.kill()
 
-    async def _num_primaries(self, shard: list[ClusterNode]) -> int:
-        return [await node.role() for node in shard].count("master")
+    async def _primaries(self, shard: list[ClusterNode]) -> list[ClusterNode]:
+        return [node for node in shard if await node.role() == "master"]
 
     async def _until(self, node: ClusterNode, known: str) -> None:
         """Wait until a node knows another."""
         async with asyncio.timeout(START_SECONDS):
             while known not in str(await node.execute("CLUSTER", "NODES")):  # noqa: ASYNC110 (only it knows)
                 await asyncio.sleep(0.02)
+
+
+async def call(store: TrajectoryStore, name: str, number: int, after: str = "") -> str:
+    """Add a number to the state of a trajectory, which must have those before it; return the version after it."""
+    deadline = deadline_in(START_SECONDS)
+    begun = await store.begin(CallKey(name, f"c{number}", after=after), "shell", deadline=deadline)
+    if isinstance(begun, Recorded):
+        return begun.version
+    assert len(begun.state) == number, (name, number, dict(begun.state))
+    await store.commit(begun, b"%d" % number, Change(written={f"{number}": b"x"}), deadline=deadline_in(START_SECONDS))
+    return begun.version_after
 
 
 @contextlib.asynccontextmanager

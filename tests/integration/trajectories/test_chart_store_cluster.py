@@ -8,7 +8,7 @@ import pytest
 
 from support.chart_store_cluster import PORT, StorePod, chart_store_cluster, wait_until
 from support.programs import why_no_program
-from turnmill.trajectories.base import CallKey, Change, Claim
+from support.store_cluster import call
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.store import TrajectoryStore
 
@@ -36,25 +36,17 @@ def num_of_each_role(pods: list[StorePod]) -> Counter[str]:
     return Counter(pod.role for pod in pods)
 
 
-async def add(store: TrajectoryStore, name: str, number: int, after: str) -> str:
-    begun = await store.begin(CallKey(name, f"c{number}", after=after), "shell", deadline=deadline_in(60))
-    assert isinstance(begun, Claim)
-    assert len(begun.state) == number
-    await store.commit(begun, b"", Change(written={f"{number}": b"x"}), deadline=deadline_in(60))
-    return begun.version_after
-
-
 async def test_each_primary_has_a_replica(pods: list[StorePod], store: TrajectoryStore):
     wait_until(lambda: num_of_each_role(pods) == HALF, pods)
     for name in NAMES:
-        await add(store, name, 0, "")
+        await call(store, name, 0, "")
     assert len([info for info in await store.info(deadline=deadline_in(10)) if info.get("db0")]) == 3
 
 
 async def test_pods_that_come_back_with_other_addresses_and_one_without_its_disk_join_again(
     pods: list[StorePod], store: TrajectoryStore
 ):
-    versions = {name: await add(store, f"{name}-moved", 0, "") for name in NAMES}
+    versions = {name: await call(store, f"{name}-moved", 0, "") for name in NAMES}
     primary = next(pod for pod in pods if pod.role == "master")
     primary.kill()
     wait_until(lambda: [pod.role for pod in pods].count("master") == 3, pods)
@@ -69,7 +61,7 @@ async def test_pods_that_come_back_with_other_addresses_and_one_without_its_disk
     wait_until(lambda: num_of_each_role(pods) == HALF, pods)
     again = TrajectoryStore.from_url(f"redis+cluster://tool-server:of-tool-server@{pods[0].address}:{PORT}", "run")
     for name in NAMES:
-        await add(again, f"{name}-moved", 1, versions[name])
+        await call(again, f"{name}-moved", 1, versions[name])
     await again.close()
 
 

@@ -8,12 +8,11 @@ import pytest
 from redis.crc import key_slot
 
 from support.charts import TEAM
-from support.store_cluster import StoreCluster, store_cluster
+from support.store_cluster import StoreCluster, call, store_cluster
 from turnmill.core.errors import LostWriteError, SettingsError, StoreUnavailableError
 from turnmill.core.ports import free_port
 from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn
 from turnmill.observability.tool_metrics import StoreHealth
-from turnmill.trajectories.base import CallKey, Change, Recorded
 from turnmill.trajectories.clean_up import forget_run
 from turnmill.trajectories.client import StoreClient, deadline_in
 from turnmill.trajectories.embedded import EmbeddedStore
@@ -35,16 +34,6 @@ async def cluster() -> AsyncIterator[StoreCluster]:
 
 def soon() -> float:
     return deadline_in(SECONDS)
-
-
-async def call(store: TrajectoryStore, name: str, number: int, after: str = "") -> str:
-    """Add a number to the state of a trajectory; return the version after it."""
-    begun = await store.begin(CallKey(name, f"c{number}", after=after), "shell", deadline=soon())
-    if isinstance(begun, Recorded):
-        return begun.version
-    assert len(begun.state) == number, (name, number, dict(begun.state))
-    await store.commit(begun, b"%d" % number, Change(written={f"{number}": b"x"}), deadline=soon())
-    return begun.version_after
 
 
 async def test_trajectories_are_on_all_nodes_and_found_counted_and_deleted_there(cluster: StoreCluster):

@@ -3,7 +3,7 @@ client=$(command -v valkey-cli || command -v redis-cli)
 REDISCLI_AUTH=$(cat /etc/store-password/password)
 export REDISCLI_AUTH
 
-# ask ADDRESS COMMAND...: prints the answer of a node, and fails if there is none.
+# ask ADDRESS COMMAND...: prints the answer of a node, nothing if there is none.
 ask() {
     address=$1
     shift

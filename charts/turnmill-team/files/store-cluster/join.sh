@@ -7,7 +7,7 @@ SLOTS=16384
 
 # Meet the pods that have an address at which this node knows nobody.
 meet() {
-    known=$(ask 127.0.0.1 CLUSTER NODES) || return
+    known=$(ask 127.0.0.1 CLUSTER NODES)
     number=0
     while [ "$number" -lt "$pods" ]; do
         address=$(address_of "$number")
