@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,7 +19,8 @@ INSIDE = "TURNMILL_CONTAINED"
 SECONDS = 540.0
 
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
-_OUTCOMES = pytest.StashKey[dict[Path, dict[str, str]]]()
+_CONTAINED = pytest.StashKey[bool]()
+_OUTCOMES = pytest.StashKey[dict[Path, dict[str, ElementTree.Element]]]()
 
 
 def inside() -> bool:
@@ -26,14 +28,32 @@ def inside() -> bool:
     return INSIDE in os.environ
 
 
-def run_contained(item: pytest.Item) -> None:
-    """Fail if the test fails inside; the selected tests of a file run inside together, with the first of them."""
+def contain(items: Iterable[pytest.Item], fixture: str) -> None:
+    """Have tests that use a fixture run inside. Outside, none of their fixtures is set up."""
+    for item in items:
+        if isinstance(item, pytest.Function) and fixture in item.fixturenames and not inside():
+            item.stash[_CONTAINED] = True
+            item.fixturenames = []
+
+
+def run_contained(item: pytest.Item) -> bool | None:
+    """Fail if the test fails inside; None if it is to run here. Those of a file run inside together, with the first."""
+    if _CONTAINED not in item.stash:
+        return None
+    if not can_contain():
+        pytest.skip("needs unshare and the right to make namespaces")
     outcomes = item.session.stash.setdefault(_OUTCOMES, {})
     if item.path not in outcomes:
         outcomes[item.path] = _run_inside(item)
-    problem = outcomes[item.path].get(item.name, "It did not run inside; see the first test of the file.")
-    if problem:
-        pytest.fail(problem, pytrace=False)
+    case = outcomes[item.path].get(item.name)
+    if case is None:
+        pytest.fail("It did not run inside; see the first test of the file.", pytrace=False)
+    for skipped in case.iter("skipped"):
+        pytest.skip(skipped.get("message", ""))
+    if problems := [part for kind in ("failure", "error") for part in case.iter(kind)]:
+        texts = [part.text or part.get("message") or part.tag for part in problems]
+        pytest.fail("\n".join(texts), pytrace=False)
+    return True
 
 
 def bring_loopback_up() -> None:
@@ -57,9 +77,9 @@ def _unshare() -> list[str]:
     return ["unshare", *rights, "--net", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc", "--"]
 
 
-def _run_inside(first: pytest.Item) -> dict[str, str]:
-    """Return the failure of each test by name; empty for tests that pass or are skipped."""
-    chosen = [item.nodeid for item in first.session.items if item.path == first.path]
+def _run_inside(first: pytest.Item) -> dict[str, ElementTree.Element]:
+    """Return what JUnit's report says of each test, by its name."""
+    chosen = [item.nodeid for item in first.session.items if item.path == first.path and _CONTAINED in item.stash]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         options = ["-q", "-p", "no:cacheprovider", "-n0", f"--junitxml={report}"]
@@ -73,10 +93,5 @@ def _run_inside(first: pytest.Item) -> dict[str, str]:
             timeout=SECONDS,
         )
         if not report.exists():
-            return {first.name: f"pytest ended inside with {done.returncode}:\n{done.stdout}\n{done.stderr}"}
-        return {case.get("name", ""): _problem(case) for case in ElementTree.parse(report).iter("testcase")}
-
-
-def _problem(case: ElementTree.Element) -> str:
-    parts = [part for kind in ("failure", "error") for part in case.iter(kind)]
-    return "\n".join(part.text or part.get("message") or part.tag for part in parts)
+            pytest.fail(f"pytest ended inside with {done.returncode}:\n{done.stdout}\n{done.stderr}", pytrace=False)
+        return {case.get("name", ""): case for case in ElementTree.parse(report).iter("testcase")}

@@ -171,10 +171,12 @@ def _is_true(resource: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 
 
 @contextmanager
-def operated_team(namespace: Namespace, values: dict[str, Any] | None = None) -> Iterator[Team]:
+def operated_team(
+    namespace: Namespace, values: dict[str, Any] | None = None, operator: dict[str, Any] | None = None
+) -> Iterator[Team]:
     """Install both charts for this namespace only, and a pod that reads the storage of runs."""
     install_definition(namespace)
-    own = {"operator": {"namespaces": [namespace.name], "replicas": 2}}
+    own = {"operator": {"namespaces": [namespace.name], "replicas": 2, **(operator or {})}}
     where = [RELEASE_OF_OPERATOR, str(charts.OPERATOR), f"--namespace={namespace.name}"]
     helm("upgrade", "--install", *where, *options(own, [charts.OPERATOR / "ci" / "one-namespace-values.yaml"]))
     policies = {"networkPolicy": {"operatorNamespace": namespace.name}}

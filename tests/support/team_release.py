@@ -14,6 +14,9 @@ from support.kubernetes import Namespace, wait_for
 RELEASE = "team"
 CPU_VALUES = TEAM / "ci" / "cpu-values.yaml"
 TOOL_SERVER, STORE = f"{RELEASE}-tool-server", f"{RELEASE}-store"
+STORE_NODE = f"{STORE}-node"
+"""Name of the pods of a store of several servers, without their number."""
+
 TOOL_SERVER_PODS = "app.kubernetes.io/component=tool-server"
 IMAGE = "turnmill/tool-server:0.1.0"
 CALLER = Path(__file__).with_name("call_tool_servers.py")
@@ -37,7 +40,7 @@ class TeamRelease:
 
     def wait_until_ready(self) -> None:
         """Wait until the store and all replicas are ready."""
-        for kind, name in (("statefulset", STORE), ("deployment", TOOL_SERVER)):
+        for kind, name in (("statefulset", STORE), ("statefulset", STORE_NODE), ("deployment", TOOL_SERVER)):
             if self.namespace.get(kind, name) is not None:
                 limit = f"--timeout={READY_SECONDS:g}s"
                 self.namespace.kubectl("rollout", "status", f"{kind}/{name}", limit, timeout=READY_SECONDS + 10)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.contained_tests import bring_loopback_up, can_contain, inside, run_contained
+from support.contained_tests import bring_loopback_up, contain, run_contained
 from support.server_process import NewServer, ServerProcess
 from turnmill.trajectories.embedded import EmbeddedStore
 
@@ -93,15 +93,13 @@ def redis_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def contained() -> None:
     """Run the test, which kills or pauses processes, in its own namespaces."""
-    if inside():
-        bring_loopback_up()
-    elif not can_contain():
-        pytest.skip("needs unshare and the right to make namespaces")
+    bring_loopback_up()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    contain(items, "contained")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    if "contained" not in pyfuncitem.fixturenames or inside():
-        return None
-    run_contained(pyfuncitem)
-    return True
+    return run_contained(pyfuncitem)

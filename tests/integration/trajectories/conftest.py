@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from support.contained_tests import bring_loopback_up, can_contain, inside, run_contained
+from support.contained_tests import bring_loopback_up, contain, run_contained
 from support.programs import CLUSTER
 from support.toxiproxy import Link, Toxiproxy, toxiproxy_server
 from turnmill.trajectories.embedded import EmbeddedStore
@@ -38,49 +38,39 @@ async def new_server(redis_url: str) -> AsyncIterator[NewServer]:
 
 
 @pytest.fixture(scope="session")
-def toxiproxy() -> Iterator[Toxiproxy | None]:
+def toxiproxy() -> Iterator[Toxiproxy]:
     program = toxiproxy_server()
     if program is None:
         pytest.skip(f"faults need toxiproxy-server in PATH, or {CLUSTER} with the path of the cluster script")
-    if not inside():
-        # The test runs in the container, with a proxy there.
-        if not can_contain():
-            pytest.skip("faults need unshare and the right to make namespaces")
-        yield None
-        return
     bring_loopback_up()
     with Toxiproxy(program) as toxiproxy:
         yield toxiproxy
 
 
 @pytest.fixture(scope="session")
-def tcp_url(toxiproxy: Toxiproxy | None) -> Iterator[str]:
+def tcp_url(toxiproxy: Toxiproxy) -> Iterator[str]:
     """The URL of a store with a TCP port, for links to it."""
-    if toxiproxy is None:
-        yield "redis://127.0.0.1:1"
-        return
     with EmbeddedStore(tcp=True) as store:
         yield store.url
 
 
 @pytest.fixture
-def link(toxiproxy: Toxiproxy | None, tcp_url: str) -> Link | None:
-    return None if toxiproxy is None else toxiproxy.link(urlsplit(tcp_url).port or 0)
+def link(toxiproxy: Toxiproxy, tcp_url: str) -> Link:
+    """A link to the store that can fail; tests with one run in namespaces of their own."""
+    return toxiproxy.link(urlsplit(tcp_url).port or 0)
 
 
 @pytest.fixture
-def linked_url(link: Link | None, tcp_url: str) -> str:
+def linked_url(link: Link, tcp_url: str) -> str:
     """The store's URL through the link."""
-    if link is None:
-        return tcp_url
     parts = urlsplit(tcp_url)
     return parts._replace(netloc=f":{parts.password}@127.0.0.1:{link.port}").geturl()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    contain(items, "link")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run tests with a link in a container: a separate process without network access."""
-    if "link" not in pyfuncitem.fixturenames or inside():
-        return None
-    run_contained(pyfuncitem)
-    return True
+    return run_contained(pyfuncitem)
