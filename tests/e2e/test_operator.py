@@ -283,6 +283,7 @@ async def outcomes(cluster: RayJobStatuses) -> dict[str, tuple[str, int, int]]:
     }
 
 
+@pytest.mark.nightly
 async def test_fifty_jobs_end_correctly_through_twenty_operator_restarts(namespace: Namespace, tmp_path: Path):
     jobs, chance = plans_of_jobs(), random.Random(0)
     namespace.apply(config_map(TEAM))

@@ -17,12 +17,13 @@ from support.dashboard_queries import needs_gpus, queries_of_operator, queries_o
 from support.kubernetes import is_ready, wait_for
 from support.prometheus import prometheus_of_cluster
 from support.team_jobs import OPERATOR_PODS, RELEASE_OF_OPERATOR, SubmittedJob, Team
-from support.team_release import RELEASE, STORE, TOOL_SERVER_PODS
+from support.team_release import RELEASE, STORE, TOOL_SERVER, TOOL_SERVER_PODS
 
 pytestmark = pytest.mark.timeout(1800)
 
 SHORT_VALIDATION, NO_VALIDATION = {"episodes": 32}, {"episodes": 0}
 RUN_SECONDS = 1200.0
+OUTAGE_SECONDS = 60.0
 RANGES = {"__rate_interval": "30s", "window": "1m", "__range": "5m"}
 """The values that Grafana inserts, for scrapes every five seconds."""
 
@@ -176,6 +177,35 @@ def test_kills_and_upgrades_lose_no_turn_and_a_deleted_job_leaves_no_objects_or_
     # The pod of the clean-up goes after its Job.
     for kind in ("rayjobs", "rayclusters", "jobs", "pods", "services"):
         wait_for(f"end of {kind}", lambda kind=kind: not team.namespace.list(kind, job.labels), seconds=60)
+
+
+def take_away(team: Team, workload: str, selector: str, seconds: float) -> None:
+    """Leave a workload without pods for a time."""
+    namespace = team.namespace
+    namespace.kubectl("scale", workload, "--replicas=0")
+    wait_for(f"end of {workload}", lambda: not namespace.list("pods", selector), seconds=120)
+    time.sleep(seconds)
+    namespace.kubectl("scale", workload, "--replicas=1")
+    wait_for(f"ready {workload}", lambda: any(map(is_ready, namespace.list("pods", selector))) or None, seconds=240)
+
+
+@pytest.mark.nightly
+def test_a_minute_without_the_store_and_one_without_tool_servers_cost_neither_turn_nor_attempt(team: Team):
+    # Longer than an outage and the start of a pod on a busy machine.
+    patience = {"agent__toolCallTimeout": 240, "agent__toolCallMaxRetries": 1000}
+    changes = {"training__steps": 12, "training__validation": NO_VALIDATION, **patience}
+    job = team.submit("tool-arithmetic-cpu.yaml", "outages", **changes)
+    job.wait_for_step(1, seconds=RUN_SECONDS)
+
+    take_away(team, f"statefulset/{STORE}", STORE_PODS, OUTAGE_SECONDS)
+    job.wait_until_learned(job.learned_steps()[-1] + 2, seconds=RUN_SECONDS)
+    take_away(team, f"deployment/{TOOL_SERVER}", TOOL_SERVER_PODS, OUTAGE_SECONDS)
+    assert job.learned_steps()[-1] < 12, "the run ended before the last outage"
+    job.wait_until_complete(seconds=RUN_SECONDS)
+
+    assert job.resource["status"]["attempt"] == 1
+    assert job.summary()["failures"] == {}
+    assert job.learned_steps() == list(range(1, 13))
 
 
 def test_a_job_that_outlives_its_operator_can_be_deleted(team: Team):

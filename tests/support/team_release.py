@@ -21,7 +21,7 @@ TOOL_SERVER_PODS = "app.kubernetes.io/component=tool-server"
 IMAGE = "turnmill/tool-server:0.1.0"
 CALLER = Path(__file__).with_name("call_tool_servers.py")
 
-READY_SECONDS = 180.0
+READY_SECONDS, SECONDS_PER_REPLICA = 180.0, 90.0
 SCRAPE = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9464/metrics', timeout=10).read().decode())"
 
 
@@ -41,9 +41,12 @@ class TeamRelease:
     def wait_until_ready(self) -> None:
         """Wait until the store and all replicas are ready."""
         for kind, name in (("statefulset", STORE), ("statefulset", STORE_NODE), ("deployment", TOOL_SERVER)):
-            if self.namespace.get(kind, name) is not None:
-                limit = f"--timeout={READY_SECONDS:g}s"
-                self.namespace.kubectl("rollout", "status", f"{kind}/{name}", limit, timeout=READY_SECONDS + 10)
+            if (found := self.namespace.get(kind, name)) is not None:
+                # The pods of a StatefulSet are replaced one after the other.
+                seconds = max(READY_SECONDS, SECONDS_PER_REPLICA * found["spec"]["replicas"])
+                self.namespace.kubectl(
+                    "rollout", "status", f"{kind}/{name}", f"--timeout={seconds:g}s", timeout=seconds + 10
+                )
 
     def test(self) -> str:
         """Run `helm test` and return its output."""
@@ -92,14 +95,25 @@ def team_release(namespace: Namespace, values: dict[str, Any] | None = None) -> 
 def open_host_paths(namespace: Namespace) -> None:
     """Let pods without root write to volumes on host paths, if the node is this machine."""
 
-    def bound() -> list[str] | None:
-        claims = namespace.list("persistentvolumeclaims")
-        volumes = [claim["spec"].get("volumeName") for claim in claims]
-        return volumes if claims and all(volumes) else None
+    def bound() -> bool:
+        volumes = {
+            claim["metadata"]["name"]: claim["spec"].get("volumeName")
+            for claim in namespace.list("persistentvolumeclaims")
+        }
+        return all(volumes.values()) and volumes.keys() >= _claims_of_stateful_sets(namespace)
 
     wait_for("volumes", bound, seconds=60)
     for path in host_paths(namespace):
         path.chmod(0o777)
+
+
+def _claims_of_stateful_sets(namespace: Namespace) -> set[str]:
+    return {
+        f"{template['metadata']['name']}-{found['metadata']['name']}-{number}"
+        for found in namespace.list("statefulsets")
+        for template in found["spec"].get("volumeClaimTemplates", ())
+        for number in range(found["spec"]["replicas"])
+    }
 
 
 def host_paths(namespace: Namespace, claim_name: str = "") -> list[Path]:

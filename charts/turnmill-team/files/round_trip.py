@@ -1,5 +1,6 @@
 """One tool call, its record in the trajectory store, and the metrics of a replica that counted it."""
 
+import asyncio
 import json
 import os
 import time
@@ -7,7 +8,8 @@ import urllib.error
 import urllib.request
 import uuid
 
-import redis
+from turnmill.trajectories.address import with_password
+from turnmill.trajectories.client import StoreClient, deadline_in
 
 URL = os.environ["TURNMILL_TOOL_SERVER_URL"]
 HEADERS = {"Content-Type": "application/json"}
@@ -44,12 +46,17 @@ def call() -> None:
     raise SystemExit("The tool server took no call: see its log.")
 
 
+async def entries(key: str) -> int:
+    store = StoreClient(with_password(os.environ["TURNMILL_STORE_URL"]), max_connections=1)
+    try:
+        return len(await store.command("HGETALL", key, deadline=deadline_in(30)))
+    finally:
+        await store.close()
+
+
 def record() -> None:
-    user, password = os.environ.get("TURNMILL_STORE_USER"), os.environ["TURNMILL_STORE_PASSWORD"]
-    url = os.environ["TURNMILL_STORE_URL"]
-    store = redis.Redis.from_url(url, username=user, password=password, socket_timeout=10)
     key = f"turnmill:{os.environ['RUN_NAME']}:trajectory:{{{TRAJECTORY}}}:calls"
-    recorded = len(store.hgetall(key))
+    recorded = asyncio.run(entries(key))
     if not recorded:
         raise SystemExit(f"The store has no {key}: the tool servers write elsewhere.")
     print(f"store: {key} has {recorded} entries")
