@@ -1,4 +1,4 @@
-"""Tool servers on a Kubernetes cluster: bursts, drains, an upgrade under calls, and what gVisor costs.
+"""Tool servers on a Kubernetes cluster: bursts, drains, an upgrade under calls, new replicas, and what gVisor costs.
 
 KUBECONFIG names the cluster, which must be one for tests: namespaces are made and deleted. Prints a table in Markdown.
 """
@@ -9,9 +9,10 @@ import statistics
 import time
 
 from support.kubernetes import Namespace, temporary_namespace, wait_for
-from support.team_release import TOOL_SERVER, Caller, TeamRelease, team_release
+from support.team_release import TOOL_SERVER, Caller, TeamRelease, scrape, team_release
 
 URL = f"http://{TOOL_SERVER}:5000"
+REPLICAS, BALANCED_SECONDS, COUNTED_SECONDS = 4, 60.0, 60.0
 LATENCY = """
 import json, sys, time, urllib.request, uuid
 seconds, name, begun = [], uuid.uuid4().hex, time.monotonic()
@@ -33,18 +34,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prefix", default="benchmark", help="beginning of the namespaces' names")
     parser.add_argument("--seconds", type=float, default=20, help="of calls for each latency")
-    parser.add_argument("--only", choices=("scaling", "gvisor"), help="one half of it")
+    parser.add_argument("--only", choices=("scaling", "balance", "gvisor"), help="one part of it")
     options = parser.parse_args()
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     print("| what | measured |\n| --- | --- |")
-    if options.only != "gvisor":
+    if options.only in (None, "scaling"):
         with temporary_namespace(options.prefix, labels=labels) as namespace, team_release(namespace) as release:
             caller = Caller(namespace)
             caller.start()
             burst(release, caller)
             drain(release, caller)
             upgrade(release, caller)
-    if options.only != "scaling":
+    if options.only in (None, "balance"):
+        values = {"toolServer.autoscaling.enabled": False, "toolServer.replicas": 1}
+        with (
+            temporary_namespace(options.prefix, labels=labels) as namespace,
+            team_release(namespace, values) as release,
+        ):
+            balance(release)
+    if options.only in (None, "gvisor"):
         for runtime in ("", "gvisor"):
             with temporary_namespace(options.prefix, labels=labels) as namespace:
                 latency(namespace, runtime, options.seconds)
@@ -102,6 +110,36 @@ def upgrade(release: TeamRelease, caller: Caller) -> None:
     release.install({"toolServer.image.repository": "docker.io/turnmill/tool-server"})
     row("upgrade to another image under calls", f"{time.monotonic() - begun:.0f} s")
     row("calls meanwhile", told(caller.finish(calls, seconds=240)))
+
+
+def balance(release: TeamRelease) -> None:
+    """Scale from one replica to four under steady load; print each one's share of the calls a minute later."""
+    caller = Caller(release.namespace)
+    caller.start()
+    calls = caller.begin(url=URL, trajectories=16, seconds=300, sleep=0.3)
+    wait_for("calls", lambda: sum(release.calls_in_flight().values()) or None, seconds=60)
+    release.namespace.kubectl("scale", f"deployment/{TOOL_SERVER}", f"--replicas={REPLICAS}")
+    wait_for("replicas", lambda: release.num_ready() == REPLICAS or None, seconds=120)
+    time.sleep(BALANCED_SECONDS)
+    before = calls_of_replicas(release)
+    time.sleep(COUNTED_SECONDS)
+    after = calls_of_replicas(release)
+    served = sorted(after[name] - before[name] for name in before)
+    shares = ", ".join(f"{number / sum(served):.0%}" for number in served)
+    row(f"{REPLICAS} replicas {BALANCED_SECONDS:g} s after a scale-out from one: shares of calls", shares)
+    row("calls meanwhile", told(caller.finish(calls, seconds=420)))
+
+
+def calls_of_replicas(release: TeamRelease) -> dict[str, float]:
+    """Return the calls that each replica has answered."""
+    return {
+        name: sum(
+            float(line.rsplit(" ", 1)[1])
+            for line in scrape(release.namespace, name)
+            if line.startswith("turnmill_tool_calls_total{")
+        )
+        for name in (replica["metadata"]["name"] for replica in release.tool_server_pods())
+    }
 
 
 def latency(namespace: Namespace, runtime: str, seconds: float) -> None:
