@@ -19,6 +19,7 @@ FILES = TEAM / "files"
 USERS = ("clean-up", "tool-server", "trainer")
 PORT = 6379
 START_SECONDS = 120.0
+UNSHARE = ("unshare", "--pid", "--fork", "--kill-child")
 
 
 class StorePod:
@@ -44,12 +45,12 @@ class StorePod:
         (self._addresses / str(self._number)).write_text(self.address)
         self._processes = [self.run("start.sh", "64mb"), self.run("join.sh", *self._arguments)]
 
-    def run(self, script: str, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start a script of the pod."""
+    def run(self, script: str, *arguments: str, as_first: bool = False) -> subprocess.Popen[bytes]:
+        """Start a script of the pod; `as_first` as the first process of a pid namespace, as in a container."""
         environment = os.environ | {"POD_IP": self.address, "NAME": "store", "HOSTNAME": f"store-{self._number}"}
         with (self._folder / "log").open("ab") as log:
             return subprocess.Popen(
-                ["sh", str(self._folder / "etc" / "store" / script), *arguments],
+                [*(UNSHARE if as_first else ()), "sh", str(self._folder / "etc" / "store" / script), *arguments],
                 env=environment, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 

@@ -1,13 +1,18 @@
 """The chart's store as a cluster: its pods find one another, and stay together through restarts and lost disks."""
 
 import asyncio
+import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from support.chart_store_cluster import PORT, StorePod, chart_store_cluster, wait_until
+from support.contained_tests import can_contain
 from support.programs import why_no_program
+from support.server_process import eventually
 from support.store_cluster import call
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.store import TrajectoryStore
@@ -72,3 +77,18 @@ async def test_a_primary_that_is_asked_to_end_hands_over_first(pods: list[StoreP
 
     assert primary.role == "slave", primary.log[-3000:]
     wait_until(lambda: num_of_each_role(pods) == HALF, pods)
+
+
+@pytest.mark.skipif(not can_contain(), reason="needs unshare and the right to make namespaces")
+def test_the_container_that_joins_ends_when_its_pod_does(pods: list[StorePod]):
+    container = pods[0].run("join.sh", "6", "3", as_first=True)
+    (children,) = Path(f"/proc/{container.pid}/task").glob("*/children")
+    try:
+        eventually(lambda: children.read_text())
+        # A first process has no default for signals.
+        os.kill(int(children.read_text()), signal.SIGTERM)
+
+        assert container.wait(30) == 0
+    finally:
+        container.kill()
+        container.wait()

@@ -2,6 +2,8 @@
 # addresses, or without what their disk had.
 set -u
 . /etc/store/ask.sh
+# The first process of a container ignores what it does not handle, and would be killed after the pod's whole grace period.
+trap 'exit 0' TERM
 pods=$1 primaries=$2 own=${HOSTNAME##*-}
 SLOTS=16384
 
@@ -66,5 +68,6 @@ while true; do
     elif [ "$(ask 127.0.0.1 DBSIZE)" = 0 ]; then
         replicate
     fi
-    sleep 3
+    sleep 3 &
+    wait $!
 done
