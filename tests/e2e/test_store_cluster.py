@@ -10,7 +10,14 @@ import pytest
 
 from support.kubernetes import Namespace, temporary_namespace, wait_for
 from support.programs import why_no_program
-from support.team_release import STORE_NODE, TOOL_SERVER, Caller, TeamRelease, team_release
+from support.team_release import (
+    STORE_NODE,
+    TOOL_SERVER,
+    Caller,
+    TeamRelease,
+    assert_nothing_lost_or_repeated,
+    team_release,
+)
 
 pytestmark = [
     pytest.mark.nightly,
@@ -73,11 +80,6 @@ def calls_during(release: TeamRelease, caller: Caller, seconds: float, act: Call
     wait_for("calls", lambda: sum(release.calls_in_flight().values()) or None, seconds=60)
     act()
     return caller.finish(calls, seconds=seconds + 180)
-
-
-def assert_nothing_lost_or_repeated(report: dict[str, object]) -> None:
-    assert report["calls"], report
-    assert (report["lost"], report["repeated"], report["in_order"]) == (0, 0, True), report
 
 
 def evict(namespace: Namespace, number: int) -> subprocess.CompletedProcess[str]:

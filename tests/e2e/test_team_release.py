@@ -17,6 +17,7 @@ from support.team_release import (
     TOOL_SERVER,
     Caller,
     TeamRelease,
+    assert_nothing_lost_or_repeated,
     can_connect,
     host_paths,
     pod,
@@ -46,11 +47,6 @@ def caller(release: TeamRelease) -> Caller:
     started = Caller(release.namespace)
     started.start()
     return started
-
-
-def assert_nothing_lost_or_repeated(report: dict[str, Any]) -> None:
-    assert report["calls"] > 0
-    assert (report["lost"], report["repeated"], report["in_order"]) == (0, 0, True), report
 
 
 def test_helm_test_makes_a_call_reads_its_record_and_scrapes_a_metric(release: TeamRelease):

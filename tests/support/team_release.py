@@ -100,7 +100,7 @@ def open_host_paths(namespace: Namespace) -> None:
             claim["metadata"]["name"]: claim["spec"].get("volumeName")
             for claim in namespace.list("persistentvolumeclaims")
         }
-        return all(volumes.values()) and volumes.keys() >= _claims_of_stateful_sets(namespace)
+        return bool(volumes) and all(volumes.values()) and volumes.keys() >= _claims_of_stateful_sets(namespace)
 
     wait_for("volumes", bound, seconds=60)
     for path in host_paths(namespace):
@@ -199,6 +199,12 @@ class Caller:
         assert process.returncode == 0, errors
         report: dict[str, Any] = json.loads(output.splitlines()[-1])
         return report
+
+
+def assert_nothing_lost_or_repeated(report: dict[str, Any]) -> None:
+    """Require that each call of a report took effect once, in its order."""
+    assert report["calls"] > 0
+    assert (report["lost"], report["repeated"], report["in_order"]) == (0, 0, True), report
 
 
 def start_script(namespace: Namespace, pod_name: str, script: Path, *arguments: str) -> subprocess.Popen[str]:
