@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 
 import learning_comparison
+from example_code import files_of
 from results_file import append_result, present_commit, read_results
 
 from turnmill.cli.run_dirs import is_run
@@ -33,12 +34,10 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.summary import validations
 
 ROOT = Path(__file__).parents[1]
-PLATFORM = ROOT / "platform" / "turnmill"
 EXAMPLES = ROOT / "manifests" / "examples"
 RESULTS = ROOT / "benchmarks" / "results" / "learning.jsonl"
 PAGE, PICTURES = ROOT / "docs" / "learning.md", ROOT / "docs" / "images" / "learning"
 SEEDS = (0, 1, 2)
-CODE = ("training", "rollout", "environments", "tasks", "tools", "jobs")
 PACKAGES = ROOT / "requirements" / "cpu.txt"
 QUOTING = (
     ROOT / "README.md",
@@ -104,8 +103,9 @@ make nightly
 ```
 
 It takes hours on two cores. A night that was interrupted continues where it was. The results, with their curves, are in
-`benchmarks/results/learning.jsonl`. A result is **stale** if the example, the packages or the code of training,
-rollout, environments, tasks, tools or jobs has changed since. `make check` fails if this page does not say so.
+`benchmarks/results/learning.jsonl`. A result is **stale** if the example, the packages or the code that it uses of
+training, rollout, environments, tasks, tools or jobs has changed since. That of other agent kinds, environments and
+tools does not count. `make check` fails if this page does not say so.
 Times are of two cores that had other work during some of the runs; processor time is of the run alone.
 """
 
@@ -237,17 +237,11 @@ def arguments_of(example: str) -> list[str]:
 @cache
 def hash_of(example: str) -> str:
     """Return the hash of all that decides what an example learns: its file, settings, code and packages; 12 digits."""
-    total = hashlib.sha256(_code().encode())
+    total = hashlib.sha256(hash_code(files_of(job_of(example))).encode())
     for file in (job_of(example), PACKAGES):
         total.update(b"\n".join(line for line in file.read_bytes().splitlines() if not line.lstrip().startswith(b"#")))
     total.update(" ".join(arguments_of(example)).encode())
     return total.hexdigest()[:12]
-
-
-@cache
-def _code() -> str:
-    """Return the hash of the code that all examples have in common."""
-    return hash_code(PLATFORM / folder for folder in CODE)
 
 
 # ---- training ----

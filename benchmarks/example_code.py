@@ -1,0 +1,85 @@
+"""The code that decides what an example learns: what every run uses, and the rooms of its agent kind and environment.
+
+A room is what only some jobs use: the code of an agent kind, of an environment or of a tool. Another room counts as far
+as the code of the example imports it.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+PACKAGE = "turnmill"
+PLATFORM = Path(__file__).parents[1] / "platform" / PACKAGE
+FOLDERS = ("training", "rollout", "environments", "tasks", "tools", "jobs")
+AGENT_KINDS = ("grl", "harness", "multi_turn", "tool", "verlog")
+# What environments have in common.
+_ALL_ENVIRONMENTS = frozenset({"__init__", "base", "extras", "parsing", "registry", "rendering", "runtime", "tasks"})
+
+
+def files_of(job: Path) -> list[Path]:
+    """Return the Python files that decide what a job learns, sorted."""
+    spec = yaml.safe_load(job.read_text())["spec"]
+    agent, environment = spec["agent"], spec.get("environment", {}).get("name")
+    own = {f"agent kind {agent['type']}", f"environment {environment}"}
+    own |= {f"tool {name.strip()}" for name in agent.get("toolType", "").split(",")}
+    if agent["type"] == "grl":
+        # Its environments are named within other sections: all of them count.
+        own |= {room for room in map(_room, _files()) if room is not None and room.startswith("environment ")}
+    found = {file for file in _files() if _room(file) is None or _room(file) in own}
+    waiting = list(found)
+    while waiting:
+        file = waiting.pop()
+        # Settings of all agent kinds are one type: that does not make each depend on all.
+        is_table = file.parent == PLATFORM / "jobs" and _room(file) is None
+        new = set() if is_table else set(_imported(file)) - found
+        found |= new
+        waiting.extend(new)
+    return sorted(found)
+
+
+def _room(file: Path) -> str | None:
+    """Return the room of a file, or None for what every job uses."""
+    folder, *rest = file.relative_to(PLATFORM).with_suffix("").parts
+    match folder, *rest:
+        case "rollout", kind, _ if kind.removesuffix("_agent") in AGENT_KINDS:
+            return f"agent kind {kind.removesuffix('_agent')}"
+        case "training", "agent_kinds", kind if kind in AGENT_KINDS:
+            return f"agent kind {kind}"
+        case "training", "grl", _:
+            return "agent kind grl"
+        case "jobs", module if module.removesuffix("_agent") in AGENT_KINDS:
+            return f"agent kind {module.removesuffix('_agent')}"
+        case "environments", name, *_ if name not in _ALL_ENVIRONMENTS:
+            return f"environment {name}"
+        case "tools", name, *_:
+            return f"tool {name}"
+    return None
+
+
+@cache
+def _files() -> tuple[Path, ...]:
+    return tuple(file for folder in FOLDERS for file in sorted((PLATFORM / folder).rglob("*.py")))
+
+
+@cache
+def _imported(file: Path) -> tuple[Path, ...]:
+    """Return the files of `FOLDERS` that a file imports, at its top or within functions, and their packages."""
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_bytes(), str(file))):
+        if isinstance(node, ast.Import):
+            modules.update(name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules.update({node.module, *(f"{node.module}.{name.name}" for name in node.names)})
+    return tuple(place for place in _places(modules) if place in set(_files()))
+
+
+def _places(modules: Iterable[str]) -> Iterator[Path]:
+    for module in modules:
+        parts = module.split(".")
+        if parts[0] == PACKAGE:
+            for end in range(2, len(parts) + 1):
+                place = PLATFORM.joinpath(*parts[1:end])
+                yield from (place.with_suffix(".py"), place / "__init__.py")
