@@ -110,6 +110,12 @@ class _Search:
     def first_fit(self) -> tuple[dict[str, object], Limits | None]:
         """Return the first settings that fit and the limits that they keep; those that take least if nothing fits."""
         trials = list(self._trials())
+        # The less is on the GPUs and the shorter the micro-batches, the less learning takes. If nothing fits with the
+        # least of both, the others need no try: an estimate for another micro-batch takes seconds.
+        takes_least = {field: trials[-1].get(field) for field in (_OFFLOAD[0], _TOKENS[0])}
+        least = [each for each in trials if all(each.get(field) == value for field, value in takes_least.items())]
+        if all(LIMITS[-1].lack(self.estimate(each), self._sizes) for each in least):
+            return trials[-1], None
         for limits in LIMITS:
             for values in trials:
                 if limits.lack(self.estimate(values), self._sizes) is None:

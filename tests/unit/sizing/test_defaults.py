@@ -123,3 +123,17 @@ def test_a_job_that_does_not_fit_has_the_settings_that_take_least(completed):
     assert {choice.because for choice in found.choices} == {"nothing fits"}
     with pytest.raises(SettingsError, match="learning"):
         require_fit(found.estimate, found.sizes)
+
+
+def test_what_cannot_fit_is_known_from_the_shortest_micro_batches(completed, monkeypatch):
+    asked: set[int] = set()
+    activation_bytes = QuickModel.activation_bytes
+
+    def recorded(model: QuickModel, tokens: int, **options: bool) -> int:
+        asked.add(tokens)
+        return activation_bytes(model, tokens, **options)
+
+    monkeypatch.setattr(QuickModel, "activation_bytes", recorded)
+
+    assert {choice.because for choice in completed("70B", 40).choices} == {"nothing fits"}
+    assert asked == {2048}
