@@ -61,6 +61,13 @@ class ClusterNode:
             self._process.wait()
             self._process = None
 
+    def stop(self) -> None:
+        """End the process once its replicas and its disk have all that it acknowledged."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(START_SECONDS)
+            self._process = None
+
     def pause(self) -> None:
         """Let the process stand still."""
         assert self._process is not None

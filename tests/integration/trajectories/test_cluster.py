@@ -105,7 +105,7 @@ async def test_a_cluster_all_of_whose_nodes_have_other_addresses_is_found_at_its
     versions = {name: await call(store, name, 0) for name in NAMES}
 
     for node in cluster.nodes:
-        node.kill()
+        node.stop()
         node.port = free_port()
     await asyncio.gather(*(node.start() for node in cluster.nodes))
 

@@ -1,9 +1,9 @@
 # Join the nodes of a cluster: join.sh PODS PRIMARIES. Each pod runs it, again and again, as pods come back with other
 # addresses, or without what their disk had.
 set -u
-. /etc/store/ask.sh
 # The first process of a container ignores what it does not handle, and would be killed after the pod's whole grace period.
 trap 'exit 0' TERM
+. /etc/store/ask.sh
 pods=$1 primaries=$2 own=${HOSTNAME##*-}
 SLOTS=16384
 
