@@ -18,17 +18,19 @@ POLL_SECONDS = 0.1
 
 
 class OperatorProcess:
-    """One replica for one namespace, and its log."""
+    """One replica for one namespace, or for all, and its log."""
 
-    def __init__(self, namespace: str, log: Path, *, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, namespace: str | None, log: Path, *, environment: Mapping[str, str] | None = None) -> None:
         self._log = log
         self._namespace = namespace
         self._environment = dict(environment or {})
         self._start()
 
     def _start(self) -> None:
-        command = [sys.executable, "-m", "turnmill_operator", "--namespace", self._namespace, "--port", "0"]
-        variables = {"PYTHONPATH": os.pathsep.join(sys.path), "POD_NAMESPACE": self._namespace, **self._environment}
+        own = "default" if self._namespace is None else self._namespace
+        watched = [] if self._namespace is None else ["--namespace", self._namespace]
+        command = [sys.executable, "-m", "turnmill_operator", *watched, "--port", "0"]
+        variables = {"PYTHONPATH": os.pathsep.join(sys.path), "POD_NAMESPACE": own, **self._environment}
         self._begin = self._log.stat().st_size if self._log.exists() else 0
         with self._log.open("ab") as output:
             self.process = subprocess.Popen(
@@ -101,7 +103,7 @@ class OperatorProcess:
 
 @contextmanager
 def operator_process(
-    namespace: str, log: Path, *, environment: Mapping[str, str] | None = None
+    namespace: str | None, log: Path, *, environment: Mapping[str, str] | None = None
 ) -> Iterator[OperatorProcess]:
     """Start a replica and wait until it is ready; stop it at the end."""
     operator = OperatorProcess(namespace, log, environment=environment)
