@@ -16,6 +16,7 @@ from turnmill.gateway.instrumentation import gateway_metrics
 from turnmill.observability.dashboards.board import (
     CLUSTER,
     GATEWAY,
+    JOBS,
     OPERATOR,
     RAY,
     RUN,
@@ -25,7 +26,7 @@ from turnmill.observability.dashboards.board import (
     Query,
 )
 from turnmill.observability.dashboards.boards import BOARDS
-from turnmill.observability.dashboards.foreign import FOREIGN, KUBE_STATE, KUBERAY, PYTHON, VLLM
+from turnmill.observability.dashboards.foreign import FOREIGN, JOB_STATE, KUBE_STATE, KUBERAY, PYTHON, VLLM
 from turnmill.observability.dashboards.foreign import RAY as RAY_SERIES
 from turnmill.observability.dashboards.grafana import to_json
 from turnmill.observability.prometheus import RunInfo, RunMetrics
@@ -95,6 +96,7 @@ SERIES = {
     **{name: (GATEWAY, labels) for name, labels in gateway_series().items()},
     **{name: (RAY, set(labels)) for name, labels in (RAY_SERIES | VLLM).items()},
     **{name: (CLUSTER, set(labels)) for name, labels in (KUBERAY | KUBE_STATE).items()},
+    **{name: (JOBS, set(labels)) for name, labels in JOB_STATE.items()},
     **{name: (OPERATOR, set(labels)) for name, labels in PYTHON.items()},
     **{name: (OPERATOR, labels) for name, labels in operator_series().items()},
 }

@@ -32,6 +32,11 @@ SERIES = {
     f'turnmill_episodes_total{{{GOTO}, stop_reason="completed"}}': "0+90x60",
     f'turnmill_episodes_total{{{GOTO}, stop_reason="failed"}}': "0+30x60",
     f'turnmill_episode_failures_total{{{GOTO}, cause="environment"}}': "0+30x60",
+    f'turnmill_job_state{{{GOTO}, state="Queued"}}': "0x60",
+    f'turnmill_job_state{{{GOTO}, state="Running"}}': "1x60",
+    f'turnmill_job_state{{{CODE}, state="Queued"}}': "1x60",
+    f'turnmill_job_state{{{CODE}, state="Running"}}': "0x60",
+    f"turnmill_job_attempts{{{GOTO}}}": "2x60",
 }
 QUERIES = {(panel.title, query.legend): query for panel in fleet.BOARD.panels for query in panel.queries}
 OF_GOTO, OF_CODE = f"{{{GOTO}}}", f"{{{CODE}}}"
@@ -43,6 +48,8 @@ EXPECTED: dict[tuple[str, str], dict[str, float]] = {
     ("Runs", "GPUs"): {OF_GOTO: 10, OF_CODE: 4},
     ("Runs", "GPU hours"): {OF_GOTO: 10 * 30 / 60, OF_CODE: 4 * 30 / 60},
     ("Runs", "cost"): {OF_GOTO: 10 * 30 / 60 * 2.5, OF_CODE: 4 * 30 / 60 * 2.5},
+    ("States", "{{namespace}}/{{training_job}}"): {OF_GOTO: 3, OF_CODE: 1},
+    ("All jobs", "attempts"): {OF_GOTO: 2},
     ("Cost", "cost"): {"{}": 14 * 30 / 60 * 2.5},
     ("Cost of idle GPUs", "cost"): {"{}": (10 * 0.5 + 4 * 0.25) * 30 / 60 * 2.5},
     ("Idle GPU hours by cause", "{{part}}"): {
@@ -81,7 +88,7 @@ def drawn() -> dict[str, Any]:
 
 
 def test_the_table_has_a_column_with_a_unit_per_query_and_leads_to_each_run():
-    (table,) = [panel for panel in drawn()["panels"] if panel["type"] == "table"]
+    (table,) = [panel for panel in drawn()["panels"] if (panel["type"], panel["title"]) == ("table", "Runs")]
     queries: list[Query] = [query for (title, _), query in QUERIES.items() if title == "Runs"]
 
     assert {(target["format"], target["instant"]) for target in table["targets"]} == {("table", True)}

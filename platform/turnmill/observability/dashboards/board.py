@@ -35,6 +35,8 @@ GATEWAY = Source(("namespace", "job"), "turnmill_gateway_requests_in_flight")
 OPERATOR = Source(("job",), "turnmill_operator_leader")
 RAY = Source(("namespace", "ray_io_cluster"), "ray_node_cpu_utilization")
 CLUSTER = Source(("namespace",), "kube_pod_container_resource_requests")
+JOBS = Source(("namespace", "training_job"), "turnmill_job_state")
+"""Jobs as kube-state-metrics reports them, those that wait or have ended included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A chart: a number, lines over time, or a table with a row per run and a column per query."""
+    """A chart: a number, lines over time, a table with a row per run and a column per query, or states over time."""
 
     title: str
     description: str
@@ -61,13 +63,16 @@ class Panel:
     """A Grafana unit, or `suffix: ...`."""
 
     queries: tuple[Query, ...]
-    kind: Literal["lines", "stacked", "number", "table"] = "lines"
+    kind: Literal["lines", "stacked", "number", "table", "states"] = "lines"
     width: int = 8
     """Width in columns, of 24."""
 
     max: float | None = None
     alarming_from: float | None = None
     """Values from this one on are drawn in red."""
+
+    states: tuple[tuple[str, str], ...] = ()
+    """Names and colours of the values 0, 1, ..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +119,19 @@ def number(
 ) -> Panel:
     """Return a panel with the last value as a large number."""
     made = tuple(Query(*query) for query in queries)
-    return Panel(title, description, unit, made, kind="number", width=width, **options)
+    return Panel(title, description, unit, made, kind="number", width=width, **options)  # type: ignore[arg-type]
 
 
 def table(title: str, description: str, *queries: tuple[str, str, str]) -> Panel:
     """Return a table of runs over the whole width: expression, heading and unit of each column."""
     made = tuple(Query(expression, legend, unit) for expression, legend, unit in queries)
     return Panel(title, description, "none", made, kind="table", width=24)
+
+
+def timeline(title: str, description: str, states: tuple[tuple[str, str], ...], *queries: tuple[str, str]) -> Panel:
+    """Return bars of states over time over the whole width, given the names and colours of the values 0, 1, ..."""
+    made = tuple(Query(*query) for query in queries)
+    return Panel(title, description, "none", made, kind="states", width=24, states=states)
 
 
 def replicas(in_flight: str, autoscaler: str) -> Panel:

@@ -1,6 +1,17 @@
 """Board: all runs at a glance, what they cost, and why their GPUs idle."""
 
-from turnmill.observability.dashboards.board import PRICE, RUN, WINDOW, Board, Row, number, stacked, table
+from turnmill.observability.dashboards.board import (
+    JOBS,
+    PRICE,
+    RUN,
+    WINDOW,
+    Board,
+    Row,
+    number,
+    stacked,
+    table,
+    timeline,
+)
 
 OF_RUN = "namespace, training_job"
 GPUS = RUN("turnmill_gpus")
@@ -56,6 +67,52 @@ RUNS = Row(
     ),
 )
 
+STATES = (
+    ("NotAdmitted", "red"),
+    ("Queued", "yellow"),
+    ("Starting", "light-blue"),
+    ("Running", "green"),
+    ("Retrying", "orange"),
+    ("Suspending", "light-purple"),
+    ("Suspended", "purple"),
+    ("Complete", "blue"),
+    ("Failed", "dark-red"),
+    ("Deleting", "text"),
+)
+"""States of jobs as `kubectl get atj` shows them."""
+
+STATE_NUMBERS = " or ".join(
+    f"""({JOBS("turnmill_job_state", f'state="{state}"')} == 1) * {value}""" for value, (state, _) in enumerate(STATES)
+)
+
+
+def of_job(metric: str) -> str:
+    """Return a number that kube-state-metrics reports of each job."""
+    return f"max by ({OF_RUN}) ({JOBS(metric)})"
+
+
+ALL_JOBS = Row(
+    "Jobs, those that wait or have ended included",
+    (
+        timeline(
+            "States",
+            "State of each job over time, from kube-state-metrics with the configuration of the operator's chart.",
+            STATES,
+            (f"max by ({OF_RUN}) ({STATE_NUMBERS})", "{{namespace}}/{{training_job}}"),
+        ),
+        table(
+            "All jobs",
+            "One row per job, also of those that wait or have ended; their states are those above.",
+            (of_job("turnmill_job_step"), "step", "none"),
+            (of_job("turnmill_job_checkpoint_step"), "checkpoint", "none"),
+            (of_job("turnmill_job_attempts"), "attempts", "none"),
+            (of_job("turnmill_job_failed_attempts"), "failed attempts", "none"),
+            (of_job("turnmill_job_disrupted_attempts"), "disrupted attempts", "none"),
+            (f"time() - {of_job('turnmill_job_created_timestamp_seconds')}", "age", "s"),
+        ),
+    ),
+)
+
 COST = Row(
     "What idle GPUs cost",
     (
@@ -94,6 +151,6 @@ BOARD = Board(
     "fleet",
     "Turnmill / Fleet",
     "All runs at a glance: how far they are, whether they learn, what they cost, and why their GPUs idle.",
-    (RUN,),
-    (RUNS, COST),
+    (RUN, JOBS),
+    (RUNS, ALL_JOBS, COST),
 )

@@ -50,8 +50,20 @@ KUBE_STATE: Mapping[str, tuple[str, ...]] = {
 }
 """kube-state-metrics."""
 
+OF_JOB = ("namespace", "training_job")
+JOB_STATE: Mapping[str, tuple[str, ...]] = {
+    "turnmill_job_state": (*OF_JOB, "state"),
+    "turnmill_job_created_timestamp_seconds": OF_JOB,
+    "turnmill_job_attempts": OF_JOB,
+    "turnmill_job_failed_attempts": OF_JOB,
+    "turnmill_job_disrupted_attempts": OF_JOB,
+    "turnmill_job_step": OF_JOB,
+    "turnmill_job_checkpoint_step": OF_JOB,
+}
+"""kube-state-metrics with the operator's chart's configuration, of jobs that run, wait or have ended."""
+
 PYTHON: Mapping[str, tuple[str, ...]] = {"process_resident_memory_bytes": ()}
 """prometheus-client, for every Python process."""
 
-FOREIGN = {**RAY, **VLLM, **KUBERAY, **KUBE_STATE, **PYTHON}
+FOREIGN = {**RAY, **VLLM, **KUBERAY, **KUBE_STATE, **JOB_STATE, **PYTHON}
 """All series of other software."""

@@ -2,7 +2,7 @@
 
 import json
 
-from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
+from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, statetimeline, timeseries
 from grafana_foundation_sdk.builders import table as tables
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common as common_models
@@ -29,6 +29,7 @@ LABELS = {
 
 
 Variable = dashboard.QueryVariable | dashboard.CustomVariable | dashboard.TextBoxVariable
+Built = timeseries.Panel | stat.Panel | tables.Panel | statetimeline.Panel
 
 
 def to_json(board: Board) -> str:
@@ -143,8 +144,8 @@ def _price_variable() -> dashboard.TextBoxVariable:
     )
 
 
-def _panel(panel: Panel) -> timeseries.Panel | stat.Panel | tables.Panel:
-    built: timeseries.Panel | stat.Panel | tables.Panel
+def _panel(panel: Panel) -> Built:
+    built: Built
     match panel.kind:
         case "number":
             built = stat.Panel()
@@ -152,6 +153,8 @@ def _panel(panel: Panel) -> timeseries.Panel | stat.Panel | tables.Panel:
             built = _table(panel)
         case "lines" | "stacked":
             built = _lines(panel)
+        case "states":
+            built = _states(panel)
     height = NUMBER_HEIGHT if panel.kind == "number" else HEIGHT
     built = built.title(panel.title).description(panel.description).unit(panel.unit).datasource(DATASOURCE)
     built = built.span(panel.width).height(height)
@@ -161,7 +164,7 @@ def _panel(panel: Panel) -> timeseries.Panel | stat.Panel | tables.Panel:
         built = built.thresholds(_thresholds(panel.alarming_from))
     for number, query in enumerate(panel.queries):
         target = prometheus.Dataquery().expr(query.expression).legend_format(query.legend).ref_id(_ref_id(number))
-        target = target.range() if panel.kind in ("lines", "stacked") else target.instant()
+        target = target.range() if panel.kind in ("lines", "stacked", "states") else target.instant()
         if panel.kind == "table":
             target = target.format(PromQueryFormat.TABLE)
         built = built.with_target(target.datasource(DATASOURCE))
@@ -177,6 +180,15 @@ def _lines(panel: Panel) -> timeseries.Panel:
     return built.tooltip(
         common.VizTooltipOptions().mode(common_models.TooltipDisplayMode.MULTI).sort(common_models.SortOrder.DESCENDING)
     )
+
+
+def _states(panel: Panel) -> statetimeline.Panel:
+    """Return bars over time, with the name and the colour of each value."""
+    results = {
+        str(value): models.ValueMappingResult(text=name, color=color, index=value)
+        for value, (name, color) in enumerate(panel.states)
+    }
+    return statetimeline.Panel().mappings([models.ValueMap(options=results)]).row_height(0.8)
 
 
 def _ref_id(number: int) -> str:
