@@ -145,7 +145,7 @@ def test_the_hash_of_an_example_changes_with_its_settings_and_not_with_its_comme
     monkeypatch.setattr(learning, "EXAMPLES", tmp_path)
     hashes = []
     for text in ("# One.\nsteps: 1\n", "# Two.\nsteps: 1\n", "steps: 2\n"):
-        file.write_text(text)
+        file.write_text(f"{text}spec: {{agent: {{type: verlog}}}}\n")
         learning.hash_of.cache_clear()
         hashes.append(learning.hash_of("example-cpu"))
 
