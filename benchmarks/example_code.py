@@ -60,8 +60,8 @@ def _room(file: Path) -> str | None:
 
 
 @cache
-def _files() -> tuple[Path, ...]:
-    return tuple(file for folder in FOLDERS for file in sorted((PLATFORM / folder).rglob("*.py")))
+def _files() -> frozenset[Path]:
+    return frozenset(file for folder in FOLDERS for file in (PLATFORM / folder).rglob("*.py"))
 
 
 @cache
@@ -73,7 +73,7 @@ def _imported(file: Path) -> tuple[Path, ...]:
             modules.update(name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             modules.update({node.module, *(f"{node.module}.{name.name}" for name in node.names)})
-    return tuple(place for place in _places(modules) if place in set(_files()))
+    return tuple(place for place in _places(modules) if place in _files())
 
 
 def _places(modules: Iterable[str]) -> Iterator[Path]:

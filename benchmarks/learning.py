@@ -237,11 +237,17 @@ def arguments_of(example: str) -> list[str]:
 @cache
 def hash_of(example: str) -> str:
     """Return the hash of all that decides what an example learns: its file, settings, code and packages; 12 digits."""
-    total = hashlib.sha256(hash_code(files_of(job_of(example))).encode())
+    total = hashlib.sha256(" ".join(map(_hash_of_file, files_of(job_of(example)))).encode())
     for file in (job_of(example), PACKAGES):
         total.update(b"\n".join(line for line in file.read_bytes().splitlines() if not line.lstrip().startswith(b"#")))
     total.update(" ".join(arguments_of(example)).encode())
     return total.hexdigest()[:12]
+
+
+@cache
+def _hash_of_file(file: Path) -> str:
+    """Return the hash of a file that several examples use."""
+    return hash_code([file])
 
 
 # ---- training ----
