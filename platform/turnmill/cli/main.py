@@ -21,6 +21,7 @@ from turnmill.cli.evaluate import evaluate
 from turnmill.cli.exit_codes import DONE, FAILED, FINAL, INTERRUPTED, REFUSED, STALE_ATTEMPT
 from turnmill.cli.export import export
 from turnmill.cli.extras import needs_extra
+from turnmill.cli.fetch_models import fetch_models
 from turnmill.cli.gateway import gateway
 from turnmill.cli.interruption import interruptible
 from turnmill.cli.job_file import Overrides, load
@@ -209,6 +210,7 @@ app.command()(trajectories)
 app.command()(view)
 app.command()(retriever)
 app.command()(clean_up)
+app.command()(fetch_models)
 app.add_typer(convert, name="convert")
 for command in cluster.COMMANDS:
     app.command(rich_help_panel=IN_CLUSTER)(command)
