@@ -1,7 +1,7 @@
 """The code that decides what an example learns: what every run uses, and the rooms of its agent kind and environment.
 
 A room is what only some jobs use: the code of an agent kind, of an environment or of a tool. Another room counts as far
-as the code of the example imports it.
+as the code of the example imports it, and so do the files of `jobs`, of which some are the operator's.
 """
 
 import ast
@@ -32,9 +32,10 @@ def files_of(job: Path) -> list[Path]:
     waiting = list(found)
     while waiting:
         file = waiting.pop()
-        # Settings of all agent kinds are one type: that does not make each depend on all.
-        is_table = file.parent == PLATFORM / "jobs" and _room(file) is None
-        new = set() if is_table else set(_imported(file)) - found
+        new = set(_imported(file)) - found
+        if _room(file) == "jobs":
+            # Settings of all agent kinds are one type: that does not make each depend on all.
+            new = {each for each in new if _room(each) in (None, "jobs", *own)}
         found |= new
         waiting.extend(new)
     return sorted(found)
@@ -52,6 +53,8 @@ def _room(file: Path) -> str | None:
             return "agent kind grl"
         case "jobs", module if module.removesuffix("_agent") in AGENT_KINDS:
             return f"agent kind {module.removesuffix('_agent')}"
+        case "jobs", _:
+            return "jobs"
         case "environments", name, *_ if name not in _ALL_ENVIRONMENTS:
             return f"environment {name}"
         case "tools", name, *_:
