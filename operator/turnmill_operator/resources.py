@@ -67,7 +67,7 @@ def build_ray_job(
     else:
         body |= {"shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": 0}
         body["rayClusterSpec"] = _ray_cluster_spec(view, team, placement, attempt)
-    labels = _labels(view, attempt) | ({QUEUE_LABEL: spec.queue} if spec.queue else {})
+    labels = team.run_labels | _labels(view, attempt) | ({QUEUE_LABEL: spec.queue} if spec.queue else {})
     labels |= {PRIORITY_LABEL: spec.queue_priority_class} if spec.queue_priority_class else {}
     annotations = {
         HASH_ANNOTATION: hashlib.sha256(json.dumps([labels, body], sort_keys=True).encode()).hexdigest()[:16],

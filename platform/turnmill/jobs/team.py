@@ -16,7 +16,12 @@ RUNS_FOLDER = "/runs"
 OLDEST_RAY = "2.52.0"
 """From this version on, clients of a Ray cluster need a token."""
 
+OWNED_LABELS = frozenset({"turnmill.dev", "app.kubernetes.io", "kueue.x-k8s.io"})
+"""Prefixes of labels that a team cannot set on its runs."""
+
 Label = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
+LabelKey = Annotated[str, Field(max_length=317, pattern=r"^([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
+LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$")]
 RayStartParams = dict[str, str]
 PodTemplate = dict[str, Any]
 
@@ -80,6 +85,10 @@ class TeamSettings(Settings):
     worker_groups: Annotated[tuple[WorkerGroup, ...], Field(strict=False, min_length=1, max_length=17)]
     """Pods for training and rollout; the first group serves jobs that name no accelerator."""
 
+    run_labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] = Field(default_factory=dict)
+    """Labels of the RayJobs of runs, which KubeRay passes on to their Ray clusters: those by which a batch scheduler
+    takes them, such as `volcano.sh/queue-name`."""
+
     shared_cluster: Label | None = None
     """Name of the team's RayCluster, for jobs with `cluster: shared`."""
 
@@ -98,6 +107,13 @@ class TeamSettings(Settings):
         if _numbers(version) < _numbers(OLDEST_RAY):
             raise ValueError(f"{version} has no tokens for clients of a Ray cluster; use {OLDEST_RAY} or later")
         return version
+
+    @field_validator("run_labels")
+    @classmethod
+    def _leaves_labels_alone(cls, labels: dict[str, str]) -> dict[str, str]:
+        if taken := sorted(key for key in labels if key.partition("/")[0] in OWNED_LABELS):
+            raise ValueError(f"{', '.join(taken)}: the operator or Kueue sets them; leave them out")
+        return labels
 
     @model_validator(mode="after")
     def _holds_together(self) -> Self:

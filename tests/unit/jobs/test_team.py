@@ -62,6 +62,15 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         "workerGroups.h100.template has no container",
     ),
     "an invalid version": ({"rayVersion": "latest"}, "rayVersion: "),
+    "a label of the operator": (
+        {"runLabels": {"turnmill.dev/job": "other"}},
+        "turnmill.dev/job: the operator or Kueue sets them",
+    ),
+    "a label of a queue": (
+        {"runLabels": {"kueue.x-k8s.io/queue-name": "q"}},
+        "kueue.x-k8s.io/queue-name: the operator",
+    ),
+    "a label that is none": ({"runLabels": {"queue": "a b"}}, "runLabels.queue"),
     "a Ray without tokens": ({"rayVersion": "2.51.9"}, "rayVersion: Value error, 2.51.9 has no tokens"),
 }
 

@@ -169,6 +169,14 @@ def test_a_teams_own_labels_and_ports_are_kept():
     assert ports == {"gcs": 6379, "turnmill": 9464, "dashboard": 8265, "client": 10001}
 
 
+def test_a_teams_labels_are_on_its_runs_beside_the_operators_own():
+    team = raw_team(runLabels={"volcano.sh/queue-name": "research"})
+
+    labels = ray_job(raw_job(), team=team)["metadata"]["labels"]
+
+    assert labels == ray_job(raw_job())["metadata"]["labels"] | {"volcano.sh/queue-name": "research"}
+
+
 def test_the_hash_changes_with_the_spec_of_the_run():
     def spec_hash(made: dict[str, Any]) -> str:
         return str(made["metadata"]["annotations"]["turnmill.dev/spec-hash"])
