@@ -26,6 +26,7 @@ from turnmill_operator.ray_job_status import (
     timeout_failure,
 )
 from turnmill_operator.resources import Manifest, build_ray_job
+from turnmill_operator.run_pods import with_failed_nodes
 from turnmill_operator.status import (
     DISRUPTABLE_REASONS,
     NON_RETRYABLE_REASONS,
@@ -365,7 +366,8 @@ class AttemptPlanner:
             "ClusterReady": DesiredCondition(False, Reason.RELEASED, released),
             "Running": running,
         }
-        plan = self._report(State.RETRYING, conditions, next_attempt_time=due, **counts)
+        nodes = with_failed_nodes(self.status.failed_nodes, self.observed.failed_nodes)
+        plan = self._report(State.RETRYING, conditions, next_attempt_time=due, failed_nodes=nodes, **counts)
         delete = () if current is None else (current,)
         return replace(plan, delete=(*delete, *self._older_than(self.attempt)), requeue_at=due)
 
@@ -385,6 +387,7 @@ class AttemptPlanner:
             attempt=self.attempt,
             failed_attempts=self.status.failed_attempts,
             disrupted_attempts=self.status.disrupted_attempts,
+            failed_nodes=self.status.failed_nodes,
             cluster=self.status.cluster,
             progress=self._progress(),
         )

@@ -7,6 +7,7 @@ from datetime import datetime
 from turnmill.core.errors import SettingsError
 from turnmill.jobs.team import TeamSettings
 from turnmill_operator.ray_job_status import is_finished
+from turnmill_operator.run_pods import FailedNodes
 from turnmill_operator.status import State, finished_at
 from turnmill_operator.views import (
     Disruption,
@@ -33,6 +34,7 @@ class Cache:
         self._ray_jobs: dict[ObjectKey, dict[str, RayJobView]] = {}
         self._progress: dict[ObjectKey, tuple[int, RunProgress]] = {}
         self._disruptions: dict[ObjectKey, tuple[int, Disruption]] = {}
+        self.failed_nodes = FailedNodes()
 
     def put_job(self, raw: RawObject) -> bool:
         """Store a job; return whether it is newer than the cached one."""
@@ -48,6 +50,7 @@ class Cache:
         self.jobs.pop(key, None)
         self._progress.pop(key, None)
         self._disruptions.pop(key, None)
+        self.failed_nodes.drop(key)
 
     def put_ray_job(self, raw: RawObject) -> bool:
         """Store a RayJob; return whether it is newer than the cached one."""

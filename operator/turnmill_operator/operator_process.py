@@ -18,13 +18,13 @@ from turnmill_operator.gangs import DEFAULT_TIMEOUT, Gangs
 from turnmill_operator.lease import Lease
 from turnmill_operator.pod_rules import DEFAULT_RULES, PodRules
 from turnmill_operator.reconciler import Reconciler
+from turnmill_operator.run_pods import disruption_of, failed_node
 from turnmill_operator.views import (
     ATTEMPT_LABEL,
     JOB_LABEL,
     KubeRay,
     ObjectKey,
     RawObject,
-    disruption_of,
     key_of,
     ray_job_view,
     team_view,
@@ -102,12 +102,14 @@ class Operator:
         self._add(key)
 
     def on_pod_event(self, raw: RawObject) -> None:
-        """Handle a change of a run's pod, which matters only if it is being disrupted."""
+        """Handle a change of a run's pod, which matters only if it is being disrupted or has died."""
         self._last_event.reset()
+        labels = raw["metadata"]["labels"]
+        key, attempt = ObjectKey(raw["metadata"]["namespace"], labels[JOB_LABEL]), int(labels[ATTEMPT_LABEL])
         if (found := disruption_of(raw)) is not None:
-            labels = raw["metadata"]["labels"]
-            key = ObjectKey(raw["metadata"]["namespace"], labels[JOB_LABEL])
-            self.cache.put_disruption(key, int(labels[ATTEMPT_LABEL]), found)
+            self.cache.put_disruption(key, attempt, found)
+        if (node := failed_node(raw)) is not None:
+            self.cache.failed_nodes.put(key, attempt, node)
 
     def on_team_event(self, kind: str | None, raw: RawObject) -> None:
         """Handle team settings that were created, changed or deleted."""

@@ -10,6 +10,7 @@ from turnmill.jobs.job import API_VERSION, KIND
 from turnmill.jobs.team import CleanUp, HeadGroup, TeamSettings, WorkerGroup, run_dir
 from turnmill.jobs.versions import changed_fields
 from turnmill_operator.placement import Placement
+from turnmill_operator.run_pods import avoid
 from turnmill_operator.views import (
     ATTEMPT_LABEL,
     HASH_ANNOTATION,
@@ -67,6 +68,9 @@ def build_ray_job(
     else:
         body |= {"shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": 0}
         body["rayClusterSpec"] = _ray_cluster_spec(view, team, placement, attempt)
+        # They change only with an attempt that gets another RayJob: one that Kueue holds keeps its pod sets.
+        for group in _groups(body["rayClusterSpec"]):
+            avoid(group["template"], view.status.failed_nodes)
     labels = team.run_labels | _labels(view, attempt) | ({QUEUE_LABEL: spec.queue} if spec.queue else {})
     labels |= {PRIORITY_LABEL: spec.queue_priority_class} if spec.queue_priority_class else {}
     annotations = {
@@ -143,6 +147,10 @@ def _ray_cluster_spec(view: JobView, team: TeamSettings, placement: Placement, a
         "headGroupSpec": _head_group(team.head, labels),
         "workerGroupSpecs": [_worker_group(group, placement.replicas[group.name], labels) for group in groups],
     }
+
+
+def _groups(cluster: Manifest) -> list[Manifest]:
+    return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
 
 
 def _head_group(head: HeadGroup, labels: Mapping[str, str]) -> Manifest:

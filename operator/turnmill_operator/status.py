@@ -112,6 +112,7 @@ class DesiredStatus:
     attempt: int = 0
     failed_attempts: int = 0
     disrupted_attempts: int = 0
+    failed_nodes: tuple[str, ...] = ()
     cluster: str | None = None
     progress: JobProgress | None = None
     next_attempt_time: datetime | None = None
@@ -137,6 +138,7 @@ def build_status(desired: DesiredStatus, *, before: JobStatus, generation: int, 
         attempt=desired.attempt,
         failed_attempts=desired.failed_attempts,
         disrupted_attempts=desired.disrupted_attempts,
+        failed_nodes=desired.failed_nodes,
         cluster=desired.cluster,
         progress=desired.progress,
         next_attempt_time=desired.next_attempt_time,

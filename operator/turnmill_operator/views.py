@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -152,6 +152,8 @@ class Observed:
     """Older job that lacks the devices which this job's attempt holds without being able to start; empty if none."""
     disruption: Disruption | None = None
     """Last disruption of a pod of the last attempt."""
+    failed_nodes: tuple[str, ...] = ()
+    """Nodes on which pods of the last attempt died."""
     clean_up: CleanUpView | None = None
     blocked_by: str = ""
     """Name of the job that the team's shared cluster runs first, as it runs one at a time; empty if none."""
@@ -257,16 +259,6 @@ def clean_up_view(raw: RawObject) -> CleanUpView:
     conditions = (raw.get("status") or {}).get("conditions", ())
     ends = [found for found in conditions if found["type"] in ("Complete", "Failed") and found["status"] == "True"]
     return CleanUpView(finished=bool(ends))
-
-
-def disruption_of(pod: RawObject) -> Disruption | None:
-    """Return the disruption of a pod, which Kubernetes marks with the condition `DisruptionTarget`."""
-    for found in (pod.get("status") or {}).get("conditions") or ():
-        if found["type"] == "DisruptionTarget" and found["status"] == "True":
-            why = ": ".join(part.rstrip(".") for part in (found.get("reason"), found.get("message")) if part)
-            at = _time(found.get("lastTransitionTime")) or datetime.now(UTC)
-            return Disruption(at, f"pod {pod['metadata']['name']} ({why})")
-    return None
 
 
 def key_of(raw: RawObject) -> ObjectKey:

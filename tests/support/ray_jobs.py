@@ -126,8 +126,10 @@ def raw_ray_job(
     }
 
 
-def raw_pod(name: str, *, attempt: int, job: str = "job", disrupted_at: datetime | None = None) -> Raw:
-    """Return a pod of an attempt, which may have been evicted at a time."""
+def raw_pod(
+    name: str, *, attempt: int, job: str = "job", disrupted_at: datetime | None = None, phase: str = "Running"
+) -> Raw:
+    """Return a pod of an attempt on the node `node-1`, which may have been evicted at a time."""
     conditions = [{"type": "Ready", "status": "True", "lastTransitionTime": stamp(START)}]
     if disrupted_at is not None:
         conditions.append(
@@ -142,7 +144,8 @@ def raw_pod(name: str, *, attempt: int, job: str = "job", disrupted_at: datetime
     labels = {JOB_LABEL: job, ATTEMPT_LABEL: str(attempt)}
     return {
         "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels},
-        "status": {"phase": "Running", "conditions": conditions},
+        "spec": {"nodeName": "node-1"},
+        "status": {"phase": phase, "conditions": conditions},
     }
 
 

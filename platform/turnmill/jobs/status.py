@@ -7,7 +7,12 @@ from pydantic import Field
 
 from turnmill.jobs.settings import Settings
 
+MAX_FAILED_NODES = 8
+
 ConditionType = Literal["Admitted", "ClusterReady", "Running", "Complete", "Failed", "Suspended"]
+
+
+NodeName = Annotated[str, Field(max_length=253)]
 
 
 class Condition(Settings):
@@ -77,6 +82,9 @@ class JobStatus(Settings):
 
     disrupted_attempts: int = Field(default=0, ge=0)
     """Attempts that ended because one of their pods was evicted, preempted or lost with its node."""
+
+    failed_nodes: Annotated[tuple[NodeName, ...], Field(strict=False, max_length=MAX_FAILED_NODES)] = ()
+    """Nodes on which pods of failed attempts died, which later attempts avoid while there are others."""
 
     cluster: Annotated[str, Field(max_length=253)] | None = None
     """Ray cluster of the last attempt."""

@@ -7,7 +7,7 @@ from typing import Any
 import kopf
 import pytest
 
-from support.ray_jobs import NAMESPACE, at, raw_job, raw_pod, raw_ray_job, raw_team
+from support.ray_jobs import NAMESPACE, at, raw_job, raw_pod, raw_ray_job, raw_team, stamp
 from turnmill_operator import metrics, operator_process, watches
 from turnmill_operator.api import CONFIG_MAPS, JOBS, RAY_JOBS, ApiError, Resource
 from turnmill_operator.operator_process import Operator, Settings
@@ -160,6 +160,31 @@ async def test_the_disruption_of_a_pod_is_remembered_with_its_attempt(operator: 
     assert operator.cache.disruption(KEY, 3) is None
     operator.on_job_event("DELETED", raw_job())
     assert operator.cache.disruption(KEY, 2) is None
+
+
+async def test_the_nodes_of_pods_that_died_are_remembered_with_their_attempt(operator: Operator):
+    def nodes(attempt: int) -> tuple[str, ...]:
+        return operator.cache.failed_nodes.of(KEY, attempt)
+
+    deleted = raw_pod("job-1-head", attempt=1, phase="Failed")
+    deleted["metadata"]["deletionTimestamp"] = stamp(at(5))
+    for pod in (
+        raw_pod("job-1-head", attempt=1),
+        raw_pod("job-1-a", attempt=1, phase="Failed", disrupted_at=at(50)),
+        raw_pod("job-1-b", attempt=1, phase="Succeeded"),
+        deleted,
+    ):
+        operator.on_pod_event(pod)
+    assert nodes(1) == ()
+
+    for _ in range(2):
+        operator.on_pod_event(raw_pod("job-1-worker", attempt=1, phase="Failed"))
+    assert nodes(1) == ("node-1",)
+
+    operator.on_pod_event(raw_pod("job-2-worker", attempt=2, phase="Failed"))
+    assert (nodes(1), nodes(2)) == ((), ("node-1",))
+    operator.on_job_event("DELETED", raw_job())
+    assert nodes(2) == ()
 
 
 async def test_a_change_of_the_team_queues_all_its_jobs(operator: Operator):

@@ -354,6 +354,46 @@ def test_a_job_whose_next_attempt_would_fail_in_the_same_way_does_not_continue_w
     assert plan_for(raw_job(retries=9), gave_up, status=failed, now=at(60)).status is None
 
 
+def avoided(group: dict[str, Any]) -> list[str]:
+    """The nodes that the pods of a group prefer not to run on."""
+    preferred = group["template"]["spec"].get("affinity", {}).get("nodeAffinity", {})
+    terms = preferred.get("preferredDuringSchedulingIgnoredDuringExecution", ())
+    return [node for term in terms for node in term["preference"]["matchExpressions"][0]["values"]]
+
+
+def test_the_next_attempt_avoids_the_nodes_on_which_pods_died():
+    ended = raw_ray_job(**FAILED)
+    failed = status_after(raw_job(retries=3), ended, failed_nodes=("node-1", "node-2"))
+
+    (ray_job,) = plan_for(raw_job(retries=3), status=failed, now=at(100)).apply
+
+    assert failed.failed_nodes == ("node-1", "node-2")
+    cluster = ray_job["spec"]["rayClusterSpec"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    assert [avoided(group) for group in groups] == [["node-1", "node-2"]] * len(groups)
+
+
+def test_a_run_that_kueue_holds_keeps_its_pods_as_they_were():
+    status = STARTED.model_copy(update={"failed_nodes": ("node-1",)})
+    (made,) = plan_for(raw_job(queue="q"), status=status.model_copy(update={"state": "Queued"})).apply
+    running = status_after(raw_job(queue="q"), raw_ray_job(**RUNNING), status=status)
+    evicted = raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended")
+
+    (again,) = plan_for(raw_job(queue="q"), evicted, status=running).apply
+
+    for ray_job in (made, again):
+        assert avoided(ray_job["spec"]["rayClusterSpec"]["headGroupSpec"]) == ["node-1"]
+
+
+def test_of_many_nodes_on_which_pods_died_the_newest_are_avoided():
+    before = tuple(f"node-{number}" for number in range(8))
+    started = STARTED.model_copy(update={"failed_nodes": before})
+
+    found = status_after(raw_job(retries=3), raw_ray_job(**FAILED), status=started, failed_nodes=("node-3", "new"))
+
+    assert found.failed_nodes == ("node-1", "node-2", "node-4", "node-5", "node-6", "node-7", "node-3", "new")
+
+
 @pytest.mark.parametrize("name", ["a lost head", "an error of the run", "a failed submission"])
 def test_an_attempt_that_kubernetes_disrupts_is_repeated_without_counting_as_failed(name: str):
     ended = raw_ray_job(**FAILURES[name][0])
