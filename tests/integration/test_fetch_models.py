@@ -192,6 +192,15 @@ def test_damage_is_found(fetch, tmp_path):
     assert (code, "another size" in said) == (1, True)
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_told_with_the_user(fetch, tmp_path):
+    (tmp_path / "models").mkdir(mode=0o555)
+
+    code, said = fetch({"name": "base", "path": str(tmp_path)})
+
+    assert (code, f"user {os.geteuid()} may not use" in said) == (1, True)
+
+
 def test_two_at_once_do_not_mix(fetch, tmp_path):
     (tmp_path / "models").mkdir()
     with (tmp_path / "models" / ".base.lock").open("w") as lock:

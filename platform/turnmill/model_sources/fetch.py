@@ -55,17 +55,25 @@ def fetch(source: ModelSource, folder: Path, *, verify: bool = False) -> Fetched
     What is there from the same source stays, and with `verify` its checksums are compared. A download that was
     interrupted goes on. Raises SettingsError if another model has the name, and ModelFetchError.
     """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return _fetch(source, folder, verify=verify)
+    except PermissionError as error:
+        raise ModelFetchError(
+            f"{source.name}: user {os.geteuid()} may not use {error.filename}. Give it the right to write to {folder}."
+        ) from error
+    except OSError as error:
+        raise ModelFetchError(f"{source.name}: {error}. Start it again: what is there stays.") from error
+
+
+def _fetch(source: ModelSource, folder: Path, *, verify: bool) -> Fetched:
     target = folder / source.name
-    folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder / f".{source.name}.lock"):
         if target.exists():
             return _present(source, target, verify=verify)
         partial = folder / f".{source.name}.partial"
         _discard_unless_from(source, partial)
-        try:
-            expected = {**download(source, partial), **source.checksums}
-        except OSError as error:
-            raise ModelFetchError(f"{source.name}: {error}. Start it again: what is there stays.") from error
+        expected = {**download(source, partial), **source.checksums}
         record = Record(source=source, files=_checked(source, partial, expected))
         write_text(partial / RECORD, record.model_dump_json(by_alias=True, exclude_defaults=True, indent=1))
         for place in (partial, *partial.rglob("*")):
