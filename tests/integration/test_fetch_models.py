@@ -199,7 +199,7 @@ def test_a_folder_that_cannot_be_written_is_told_with_the_user(tmp_path):
     (tmp_path / "models").mkdir(mode=0o755)
     os.seteuid(65534)
     try:
-        with pytest.raises(ModelFetchError, match="base: user 65534 may not use .*Give it the right to write to"):
+        with pytest.raises(ModelFetchError, match=r"base: user 65534 may not use .*Give it the right to write to"):
             fetch_model(ModelSource(name="base", path=str(tmp_path)), tmp_path / "models")
     finally:
         os.seteuid(0)
