@@ -21,6 +21,7 @@ from turnmill.observability.dashboards.board import (
     RAY,
     RUN,
     TOOL_SERVER,
+    Annotation,
     Board,
     Panel,
     Query,
@@ -52,6 +53,12 @@ QUERIES = [
 ]
 PANELS = [pytest.param(panel, id=f"{board.name}: {panel.title}") for board in BOARDS for panel in board.panels]
 NAMED = [pytest.param(board, id=board.name) for board in BOARDS]
+
+EVENTS = [
+    pytest.param(annotation, id=f"{board.name}: {annotation.name}")
+    for board in BOARDS
+    for annotation in board.annotations
+]
 
 every_query = pytest.mark.parametrize(("board", "panel", "query"), QUERIES)
 every_panel = pytest.mark.parametrize("panel", PANELS)
@@ -110,6 +117,13 @@ def test_the_committed_dashboards_are_up_to_date():
 
 
 # ---- queries ----
+
+
+@pytest.mark.parametrize("annotation", EVENTS)
+def test_events_are_of_existing_series_with_the_variables_of_their_source(annotation: Annotation):
+    for name, labels in promql.reads(annotation.expression).selectors:
+        source, own = SERIES[name]
+        assert set(source.labels) <= labels <= own | OF_TARGETS | OF_SOURCE.get(source, set())
 
 
 @every_query

@@ -82,6 +82,39 @@ def test_prometheus_calculates_what_runs_cost_and_why_their_gpus_idle(tmp_path: 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+# Attempt 2 begins in minute 9, after a checkpoint in minute 5; the job is tried again in between.
+OF_EVENTS = {
+    f'turnmill_attempt{{{GOTO}, instance="a"}}': "1x8",
+    f'turnmill_attempt{{{GOTO}, instance="b"}}': "_x9 2x30",
+    f"turnmill_checkpoint_age_seconds{{{GOTO}}}": "0 60 120 180 240 0 60 120 180",
+    f'turnmill_job_state{{{GOTO}, state="Running"}}': "1x8 0x0 1x30",
+    f'turnmill_job_state{{{GOTO}, state="Retrying"}}': "0x8 1x0 0x30",
+}
+EXPECTED_EVENTS = {"Attempts": [0, 9], "Checkpoints": [5], "Failures": [9]}
+
+
+@pytest.mark.skipif(why_no_program("promtool") is not None, reason=why_no_program("promtool") or "")
+def test_marks_stand_where_attempts_begin_checkpoints_are_written_and_jobs_fail(tmp_path: Path):
+    tests = [
+        {
+            "expr": f"count({promql.with_values(annotation.expression)}) or vector(0)",
+            "eval_time": f"{minute}m",
+            "exp_samples": [{"labels": "{}", "value": 1 if minute in EXPECTED_EVENTS[annotation.name] else 0}],
+        }
+        for annotation in fleet.BOARD.annotations
+        for minute in range(15)
+    ]
+    inputs = [{"series": series, "values": values} for series, values in OF_EVENTS.items()]
+    file = tmp_path / "events.yaml"
+    case = {"interval": "1m", "input_series": inputs, "promql_expr_test": tests}
+    file.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [case]}))
+
+    command = [str(find_program("promtool")), "test", "rules", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def drawn() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(to_json(fleet.BOARD))
     return found

@@ -76,6 +76,17 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
+class Annotation:
+    """Events, each drawn as a mark over all panels."""
+
+    name: str
+    expression: str
+    """PromQL: an event is where it has a sample."""
+
+    color: str
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """Panels that answer one question."""
 
@@ -96,6 +107,7 @@ class Board:
     """Sources; the variables of the first come first."""
 
     rows: tuple[Row, ...]
+    annotations: tuple[Annotation, ...] = ()
 
     @property
     def panels(self) -> tuple[Panel, ...]:

@@ -12,6 +12,7 @@ from turnmill.observability.dashboards.board import (
     table,
     timeline,
 )
+from turnmill.observability.dashboards.events import OF_RUNS
 
 OF_RUN = "namespace, training_job"
 GPUS = RUN("turnmill_gpus")
@@ -153,4 +154,5 @@ BOARD = Board(
     "All runs at a glance: how far they are, whether they learn, what they cost, and why their GPUs idle.",
     (RUN, JOBS),
     (RUNS, ALL_JOBS, COST),
+    OF_RUNS,
 )

@@ -9,7 +9,7 @@ from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from turnmill.observability.dashboards.board import PRICE, WINDOW, Board, Panel, Query, Source
+from turnmill.observability.dashboards.board import PRICE, WINDOW, Annotation, Board, Panel, Query, Source
 
 PREFIX = "turnmill-"
 HEIGHT, NUMBER_HEIGHT = 8, 4
@@ -54,11 +54,18 @@ def build(board: Board) -> models.Dashboard:
     )
     for variable in _variables(board):
         built = built.with_variable(variable)
+    for annotation in board.annotations:
+        built = built.annotation(_annotation(annotation))
     for row in board.rows:
         built = built.with_row(dashboard.Row(row.title))
         for panel in row.panels:
             built = built.with_panel(_panel(panel))
     return _numbered(built.build())
+
+
+def _annotation(annotation: Annotation) -> dashboard.AnnotationQuery:
+    built = dashboard.AnnotationQuery().name(annotation.name).expr(annotation.expression)
+    return built.datasource(DATASOURCE).enable(True).icon_color(annotation.color)
 
 
 def _numbered(built: models.Dashboard) -> models.Dashboard:

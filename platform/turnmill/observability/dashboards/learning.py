@@ -1,6 +1,7 @@
 """Dashboard: learning of the policy, and quality of the training data."""
 
-from turnmill.observability.dashboards.board import RUN, Board, Row, lines, number
+from turnmill.observability.dashboards.board import JOBS, RUN, Board, Row, lines, number
+from turnmill.observability.dashboards.events import OF_RUNS
 
 
 def of_run(metric: str) -> tuple[str, str]:
@@ -154,6 +155,7 @@ BOARD = Board(
     "learning",
     "Turnmill / Learning",
     "Whether the policy learns, and whether what it learns from can be trusted.",
-    (RUN,),
+    (RUN, JOBS),
     (CURVE, UPDATE, TRUST),
+    OF_RUNS,
 )

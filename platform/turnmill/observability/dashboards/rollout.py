@@ -1,6 +1,7 @@
 """Dashboard: throughput of trajectories, and their stop reasons."""
 
-from turnmill.observability.dashboards.board import RUN, WINDOW, Board, Row, lines, number, stacked
+from turnmill.observability.dashboards.board import JOBS, RUN, WINDOW, Board, Row, lines, number, stacked
+from turnmill.observability.dashboards.events import OF_RUNS
 
 EPISODES = RUN("turnmill_episodes_total")
 FAILED = RUN("turnmill_episodes_total", 'stop_reason="failed"')
@@ -175,6 +176,7 @@ BOARD = Board(
     "rollout",
     "Turnmill / Rollout",
     "How fast trajectories are gathered, how they end, and why they fail.",
-    (RUN,),
+    (RUN, JOBS),
     (PROGRESS, FLOW, SHAPE),
+    OF_RUNS,
 )

@@ -1,6 +1,7 @@
 """Board: staleness of the policy that generated the trajectories."""
 
-from turnmill.observability.dashboards.board import RUN, WINDOW, Board, Row, lines
+from turnmill.observability.dashboards.board import JOBS, RUN, WINDOW, Board, Row, lines
+from turnmill.observability.dashboards.events import OF_RUNS
 
 UPDATES = RUN("turnmill_phase_seconds_count", 'phase="update_weights"')
 
@@ -70,6 +71,7 @@ BOARD = Board(
     "staleness",
     "Turnmill / Staleness",
     "Age of the policy that trajectories come from, and its effect on learning.",
-    (RUN,),
+    (RUN, JOBS),
     (AGE,),
+    OF_RUNS,
 )

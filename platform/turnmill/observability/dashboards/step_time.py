@@ -1,6 +1,18 @@
 """Board: time of a step by part, and idle GPUs."""
 
-from turnmill.observability.dashboards.board import RUN, WINDOW, Board, Panel, Row, lines, number, percentiles, stacked
+from turnmill.observability.dashboards.board import (
+    JOBS,
+    RUN,
+    WINDOW,
+    Board,
+    Panel,
+    Row,
+    lines,
+    number,
+    percentiles,
+    stacked,
+)
+from turnmill.observability.dashboards.events import OF_RUNS
 
 PARTS = RUN("turnmill_step_part_seconds_total")
 USEFUL = 'part=~"generation|learning"'
@@ -128,6 +140,7 @@ BOARD = Board(
     "step-time",
     "Turnmill / Step time",
     "Where the time of a step goes, and why GPUs idle.",
-    (RUN,),
+    (RUN, JOBS),
     (IDLE, DETAIL),
+    OF_RUNS,
 )
