@@ -14,7 +14,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,6 @@ Raw = dict[str, Any]
 class Fleet:
     """What is known of all jobs, by namespace and name."""
 
-    states: dict[tuple[str, str], str] = field(default_factory=dict)
     reported: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     """When a job's status first had a state."""
 
@@ -127,7 +126,7 @@ async def until(holds: Callable[[], bool], what: str) -> float:
 
 
 @contextlib.contextmanager
-def without_kuberay() -> Any:
+def without_kuberay() -> Iterator[None]:
     """Scale KubeRay's deployment to nothing."""
     api = Namespace("default")
     found = json.loads(api.kubectl("get", "deployments", "--all-namespaces", "--output=json"))["items"]
