@@ -515,8 +515,11 @@ async def test_a_path_outside_of_the_workspace_is_refused(sandbox, path):
 
 async def test_a_dead_fork_server_is_replaced(sandbox):
     await sandbox.run(shell("true"))
+    dying = list(sandbox._servers.values())
     for pid in fork_server_pids(sandbox):
         os.kill(pid, signal.SIGKILL)
+    # Until then it may run a task, or take one with it.
+    await until(lambda: not any(server.is_alive for server in dying))
 
     async def works() -> bool:
         try:
