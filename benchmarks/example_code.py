@@ -4,15 +4,13 @@ A room is what only some jobs use: the code of an agent kind, of an environment 
 as the code of the example imports it, and so do the files of `jobs`, of which some are the operator's.
 """
 
-import ast
-from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 import yaml
+from import_closure import ROOT, imported
 
-PACKAGE = "turnmill"
-PLATFORM = Path(__file__).parents[1] / "platform" / PACKAGE
+PLATFORM = ROOT / "platform" / "turnmill"
 FOLDERS = ("training", "rollout", "environments", "tasks", "tools", "jobs")
 AGENT_KINDS = ("grl", "harness", "multi_turn", "tool", "verlog")
 # What environments have in common.
@@ -32,7 +30,7 @@ def files_of(job: Path) -> list[Path]:
     waiting = list(found)
     while waiting:
         file = waiting.pop()
-        new = set(_imported(file)) - found
+        new = (set(imported(file, with_names=False)) & _files()) - found
         if _room(file) == "jobs":
             # Settings of all agent kinds are one type: that does not make each depend on all.
             new = {each for each in new if _room(each) in (None, "jobs", *own)}
@@ -65,24 +63,3 @@ def _room(file: Path) -> str | None:
 @cache
 def _files() -> frozenset[Path]:
     return frozenset(file for folder in FOLDERS for file in (PLATFORM / folder).rglob("*.py"))
-
-
-@cache
-def _imported(file: Path) -> tuple[Path, ...]:
-    """Return the files of `FOLDERS` that a file imports, at its top or within functions, and their packages."""
-    modules: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_bytes(), str(file))):
-        if isinstance(node, ast.Import):
-            modules.update(name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            modules.update({node.module, *(f"{node.module}.{name.name}" for name in node.names)})
-    return tuple(place for place in _places(modules) if place in _files())
-
-
-def _places(modules: Iterable[str]) -> Iterator[Path]:
-    for module in modules:
-        parts = module.split(".")
-        if parts[0] == PACKAGE:
-            for end in range(2, len(parts) + 1):
-                place = PLATFORM.joinpath(*parts[1:end])
-                yield from (place.with_suffix(".py"), place / "__init__.py")

@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from import_closure import closure
 from results_file import append_result, present_commit, read_results
 
 from turnmill.core.code_hash import hash_code
@@ -48,8 +49,8 @@ make nightly
 ```
 
 `code` is the hash of what a test depends on: the code of platform, operator and tests, the packages and, for tests on
-a cluster, charts, images and manifests. `make check` says for how many it is another one by now; `make nightly` runs
-only these.
+a cluster, charts, images and manifests. A file of tests that lists its programs (`NIGHTLY_PROGRAMS`) depends on what
+it and they import. `make check` says for how many it is another one by now; `make nightly` runs only these.
 """
 
 
@@ -157,7 +158,8 @@ def _mentions(expression: ast.expr, words: Sequence[str]) -> bool:
 def hash_of(test: str) -> str:
     """Return the hash of all that a test depends on; 12 digits."""
     file = TESTS / file_of(test)
-    total = hashlib.sha256(_code().encode())
+    programs = _programs(file)
+    total = hashlib.sha256((_packages() + (_code() if programs is None else _hash_of_all(programs))).encode())
     total.update(hash_code([file]).encode())
     if file.is_relative_to(TESTS / "e2e"):
         total.update(_deployed().encode())
@@ -166,8 +168,26 @@ def hash_of(test: str) -> str:
 
 @cache
 def _code() -> str:
-    packages = hashlib.sha256((ROOT / PACKAGES).read_bytes()).hexdigest()
-    return hash_code(ROOT / folder for folder in CODE) + packages
+    return hash_code(ROOT / folder for folder in CODE)
+
+
+@cache
+def _packages() -> str:
+    return hashlib.sha256((ROOT / PACKAGES).read_bytes()).hexdigest()
+
+
+@cache
+def _programs(file: Path) -> tuple[Path, ...] | None:
+    """Return a file of tests and the programs that it lists in `NIGHTLY_PROGRAMS`; None if it lists none."""
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "NIGHTLY_PROGRAMS":
+            return (file, *(file.parent / name for name in ast.literal_eval(node.value)))
+    return None
+
+
+@cache
+def _hash_of_all(programs: Sequence[Path]) -> str:
+    return hash_code(closure(programs))
 
 
 @cache

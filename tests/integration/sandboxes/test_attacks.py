@@ -9,6 +9,8 @@ import pytest
 from support import container
 
 HERE = Path(__file__).parent
+NIGHTLY_PROGRAMS = ("attack_programs.py", "attack_runner.py", "kernel_attacks.py", "limit_attacks.py")
+"""What runs in the container: of the project, only what these import."""
 SECONDS = 590
 
 pytestmark = [
