@@ -72,7 +72,7 @@ def persistent(line: str) -> SandboxTask:
 
 
 def fork_server_pids(sandbox: ForkSandbox) -> list[int]:
-    return [server._process.pid for server in sandbox._servers.values()]
+    return [server._process.pid for server in sandbox._servers.values() if server.is_alive]
 
 
 async def test_a_script_runs_as_main_and_its_output_is_returned(sandbox):
