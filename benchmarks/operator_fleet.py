@@ -2,9 +2,10 @@
 
 KUBECONFIG=... .venv/bin/python benchmarks/operator_fleet.py --jobs 5000 --teams 200
 
-Needs kwok in the cluster. This program plays KubeRay, whose own deployment stands still meanwhile: it makes a head pod
-for every RayJob, on a fake node of kwok, and reports the states of the run. It answers for the progress of every run,
-too, for which the operator asks every ten seconds.
+Needs kwok in the cluster. The operator starts when all jobs are there, and takes them up. Then this program plays
+KubeRay, whose own deployment stands still meanwhile: it makes a head pod for every RayJob, on a fake node of kwok, and
+reports the states of the run. It answers for the progress of every run, too, for which the operator asks every ten
+seconds. At last it ends the runs, so many per second.
 """
 
 import argparse
@@ -90,11 +91,12 @@ class Api:
         path = RAY_JOBS.path(namespace, name, "status")
         await self.send("PATCH", path, {"status": status}, "application/merge-patch+json")
 
-    async def watch(self, resource: Resource) -> AsyncIterator[tuple[str, Raw]]:
-        """Yield what happens to objects of all namespaces, from now on and without end."""
-        listing = f"{resource.path(None)}?limit=1"
-        async with self._session.get(listing, headers=self._headers) as response:
-            version = (await response.json())["metadata"]["resourceVersion"]
+    async def watch(self, resource: Resource, *, with_those_there: bool = False) -> AsyncIterator[tuple[str, Raw]]:
+        """Yield what happens to objects of all namespaces, without end: from now on, or first those that are there."""
+        version = "0"
+        if not with_those_there:
+            async with self._session.get(f"{resource.path(None)}?limit=1", headers=self._headers) as response:
+                version = (await response.json())["metadata"]["resourceVersion"]
         while True:
             path = f"{resource.path(None)}?watch=1&resourceVersion={version}"
             timeout = aiohttp.ClientTimeout(total=None)
@@ -216,7 +218,7 @@ async def play_kuberay(api: Api, fleet: Fleet, nodes: list[str]) -> None:
 
     seen: set[str] = set()
     async with asyncio.TaskGroup() as group:
-        async for kind, raw in api.watch(RAY_JOBS):
+        async for kind, raw in api.watch(RAY_JOBS, with_those_there=True):
             if kind == "ADDED" and raw["metadata"]["uid"] not in seen:
                 seen.add(raw["metadata"]["uid"])
                 group.create_task(start(len(seen), raw))
@@ -224,7 +226,7 @@ async def play_kuberay(api: Api, fleet: Fleet, nodes: list[str]) -> None:
 
 async def follow_jobs(api: Api, fleet: Fleet) -> None:
     """Record when each job's status has which state."""
-    async for _, raw in api.watch(JOBS):
+    async for _, raw in api.watch(JOBS, with_those_there=True):
         if (state := raw.get("status", {}).get("state")) is not None:
             key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
             fleet.reported.setdefault(key, {}).setdefault(state, time.monotonic())
@@ -257,42 +259,47 @@ async def progress_of(fleet: Fleet) -> AsyncIterator[None]:
 # ---- the measurement ----
 
 
+@dataclass
+class Peaks:
+    """The greatest values of an operator."""
+
+    memory_mib: float = 0.0
+    queue: float = 0.0
+
+    async def follow(self, operator: OperatorProcess) -> None:
+        """Look once a second, without end."""
+        while True:
+            queue = await asyncio.to_thread(operator.metric, "turnmill_operator_queue_length")
+            self.queue, self.memory_mib = max(self.queue, queue), max(self.memory_mib, operator.memory_mib())
+            await asyncio.sleep(1.0)
+
+
+async def create(api: Api, keys: list[tuple[str, str]]) -> None:
+    """Create all jobs, as teams would."""
+    await all_of(api.send("POST", JOBS.path(team), {**job(), "metadata": {"name": name}}) for team, name in keys)
+
+
 async def measure(
-    api: Api, operator: OperatorProcess, given: argparse.Namespace, teams: list[str], nodes: list[str]
+    api: Api, operator: OperatorProcess, began: float, given: argparse.Namespace, keys: list[tuple[str, str]]
 ) -> list[list[Any]]:
-    """Create all jobs, wait until all run, and end them one after the other."""
-    fleet, idle = Fleet(), operator.memory_mib()
-    longest_queue, memory = 0.0, idle
+    """Wait until an operator has taken up all jobs, let them run, and end them one after the other."""
+    fleet, peaks = Fleet(), Peaks()
 
     def seconds() -> float:
         return operator.metric("process_cpu_seconds_total")
 
-    async def sample() -> None:
-        nonlocal longest_queue, memory
-        while True:
-            longest_queue = max(
-                longest_queue, await asyncio.to_thread(operator.metric, "turnmill_operator_queue_length")
-            )
-            memory = max(memory, operator.memory_mib())
-            await asyncio.sleep(1.0)
-
     async with progress_of(fleet):
-        tasks = [
-            asyncio.create_task(each) for each in (play_kuberay(api, fleet, nodes), follow_jobs(api, fleet), sample())
-        ]
-        await asyncio.sleep(1.0)
-        began, cpu = time.monotonic(), seconds()
-        keys = [(teams[number % len(teams)], f"job-{number}") for number in range(given.jobs)]
-        await all_of(api.send("POST", JOBS.path(team), {**job(), "metadata": {"name": name}}) for team, name in keys)
-        created = time.monotonic()
-        taken_up = await until(lambda: len(fleet.names) >= given.jobs, "taken up")
+        tasks = [asyncio.create_task(each) for each in (follow_jobs(api, fleet), peaks.follow(operator))]
+        taken_up = await until(lambda: len(fleet.reported) >= given.jobs, "taken up")
+        print(f"taken up after {taken_up - began:.0f} s", flush=True)
+        nodes = [f"{PREFIX}-{number}" for number in range(num_nodes(given))]
+        tasks.append(asyncio.create_task(play_kuberay(api, fleet, nodes)))
         running = await until(lambda: fleet.number("Running") >= given.jobs, "running")
-        print(f"{given.jobs} run after {running - began:.0f} s", flush=True)
-        # The same number of jobs for a while: what asking for the progress of all of them takes.
-        steady_from = seconds()
+        print(f"all run {running - taken_up:.0f} s later", flush=True)
+        # All of them for a while: what asking for their progress takes.
+        before = seconds()
         await asyncio.sleep(given.steady)
-        steady = (seconds() - steady_from) / given.steady
-        writes = operator.writes()
+        steady = (seconds() - before) / given.steady
         ended: dict[tuple[str, str], float] = {}
 
         async def end(number: int, key: tuple[str, str]) -> None:
@@ -308,37 +315,45 @@ async def measure(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+    median, p99, greatest = statistics.median(noticed), noticed[int(len(noticed) * 0.99)], noticed[-1]
     return [
         ["jobs, teams", f"{given.jobs}, {given.teams}"],
-        ["created in s", f"{created - began:.0f}"],
         ["taken up per s", f"{given.jobs / (taken_up - began):.1f}"],
-        ["all running after s", f"{running - began:.0f}"],
+        ["from RayJob to running, per s", f"{given.jobs / (running - taken_up):.1f}"],
         ["cores while all run", f"{steady:.2f}"],
         ["ends per s", f"{given.jobs / (done - ending):.1f}"],
-        ["end noticed after s: median, p99, greatest", ", ".join(f"{each:.2f}" for each in (
-            statistics.median(noticed), noticed[int(len(noticed) * 0.99)], noticed[-1]))],
-        ["longest queue", int(longest_queue)],
-        ["writes per job until all run", f"{writes / given.jobs:.2f}"],
+        ["end noticed after s: median, p99, greatest", f"{median:.2f}, {p99:.2f}, {greatest:.2f}"],
+        ["longest queue", int(peaks.queue)],
         ["writes per job", f"{operator.writes() / given.jobs:.2f}"],
-        ["processor time per job, ms", f"{(seconds() - cpu) / given.jobs * 1000:.0f}"],
-        ["memory idle, greatest, MiB", f"{idle:.0f}, {memory:.0f}"],
+        ["processor time per job, ms", f"{seconds() / given.jobs * 1000:.0f}"],
+        ["memory, greatest, MiB", f"{peaks.memory_mib:.0f}"],
         ["attempts above the first", sum(number > 1 for number in fleet.attempts.values())],
         ["errors", operator.metric("turnmill_operator_errors_total")],
-    ]  # fmt: skip
+    ]
+
+
+def num_nodes(given: argparse.Namespace) -> int:
+    """Return how many fake nodes the pods need."""
+    return -(-given.jobs // PODS_PER_NODE)
 
 
 async def run(given: argparse.Namespace) -> None:
     """Prepare the cluster, measure, and remove everything."""
     teams = [f"{PREFIX}-{number}" for number in range(given.teams)]
-    nodes = [f"{PREFIX}-{number}" for number in range(-(-given.jobs // PODS_PER_NODE))]
+    nodes = [f"{PREFIX}-{number}" for number in range(num_nodes(given))]
+    keys = [(teams[number % len(teams)], f"job-{number}") for number in range(given.jobs)]
     api = Api()
     try:
         await make_teams(api, teams, nodes)
+        began = time.monotonic()
+        await create(api, keys)
+        print(f"created in {time.monotonic() - began:.0f} s", flush=True)
         with tempfile.TemporaryDirectory() as folder:
+            began = time.monotonic()
             starting = operator_process(None, Path(folder) / "log")
             operator = await asyncio.to_thread(starting.__enter__)
             try:
-                print(table(["what", "figure"], await measure(api, operator, given, teams, nodes)), flush=True)
+                print(table(["what", "figure"], await measure(api, operator, began, given, keys)), flush=True)
             finally:
                 operator.stop()
     finally:
