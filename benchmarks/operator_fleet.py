@@ -365,7 +365,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--jobs", type=int, default=5000)
     options.add_argument("--teams", type=int, default=200)
-    options.add_argument("--ends-per-second", type=float, default=20.0)
+    options.add_argument("--ends-per-second", type=float, default=5.0)
     options.add_argument("--steady", type=float, default=60.0, help="seconds for which all of them run")
     given = options.parse_args()
     with without_kuberay():
