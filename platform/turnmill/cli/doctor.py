@@ -27,7 +27,9 @@ def doctor(
             "--job", metavar="JOB.yaml", help="Also check that this job fits the machine.", show_default=False
         ),
     ] = None,
-    storage: Annotated[Path, typer.Option(help="Folder of runs; in a pod, the shared one.")] = Path("runs"),
+    storage: Annotated[Path, typer.Option(help="Folder of runs; in a pod, the shared one.", readable=False)] = Path(
+        "runs"
+    ),
     quick: Annotated[
         bool, typer.Option("--quick", help="Leave out the checks that train, which take minutes.")
     ] = False,

@@ -12,7 +12,8 @@ from turnmill.core.errors import SettingsError, TurnmillError
 
 def fetch_models(
     file: Annotated[Path, typer.Argument(metavar="MODELS.yaml", help="The models, and where each comes from.")],
-    folder: Annotated[Path, typer.Option(help="Folder of all models.")] = Path("/models"),
+    # Whether it can be used is found and told by what uses it: typer would refuse it as a mistake in the command.
+    folder: Annotated[Path, typer.Option(help="Folder of all models.", readable=False)] = Path("/models"),
     verify: Annotated[bool, typer.Option(help="Compare the checksums of models that are there already.")] = False,
 ) -> None:
     """Fetch models, each whole and with its checksums, or not at all."""
