@@ -4,7 +4,7 @@ import shutil
 import tarfile
 from collections.abc import Mapping
 from fnmatch import fnmatch
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import httpx
 
@@ -73,8 +73,7 @@ def _from_archive(source: ModelSource, folder: Path) -> None:
     shutil.rmtree(unpacked, ignore_errors=True)
     try:
         with tarfile.open(archive) as content:
-            # Nothing outside of the folder, no links out of it, no devices.
-            content.extractall(unpacked, filter="data")
+            _unpack(content, unpacked)
     except tarfile.TarError as error:
         raise OSError(f"the archive cannot be unpacked: {error}") from error
     archive.unlink()
@@ -84,6 +83,29 @@ def _from_archive(source: ModelSource, folder: Path) -> None:
     for entry in root.iterdir():
         entry.rename(folder / entry.name)
     shutil.rmtree(unpacked)
+
+
+def _unpack(archive: tarfile.TarFile, folder: Path) -> None:
+    """Unpack files and folders: nothing outside of the folder, no links, no devices.
+
+    The filters of tarfile would do that, which Python has from 3.11.4 on.
+    """
+    folder.mkdir()
+    for member in archive:
+        name = PurePosixPath(member.name)
+        if name.is_absolute() or ".." in name.parts:
+            raise OSError(f"the archive cannot be unpacked: {member.name!r} lies outside of it")
+        place = folder / name
+        if member.isdir():
+            place.mkdir(parents=True, exist_ok=True)
+        elif member.isfile():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            content = archive.extractfile(member)
+            assert content is not None
+            with content, place.open("wb") as file:
+                shutil.copyfileobj(content, file)
+        else:
+            raise OSError(f"the archive cannot be unpacked: {member.name!r} is neither a file nor a folder")
 
 
 def _from_http(url: str, place: Path) -> None:
