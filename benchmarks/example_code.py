@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import yaml
-from import_closure import ROOT, imported
+from import_closure import ROOT, closure, imported
 
 PLATFORM = ROOT / "platform" / "turnmill"
 FOLDERS = ("training", "rollout", "environments", "tasks", "tools", "jobs")
@@ -26,17 +26,15 @@ def files_of(job: Path) -> list[Path]:
     if agent["type"] == "grl":
         # Its environments are named within other sections: all of them count.
         own |= {room for room in map(_room, _files()) if room is not None and room.startswith("environment ")}
-    found = {file for file in _files() if _room(file) is None or _room(file) in own}
-    waiting = list(found)
-    while waiting:
-        file = waiting.pop()
-        new = (set(imported(file, with_names=False)) & _files()) - found
-        if _room(file) == "jobs":
-            # Settings of all agent kinds are one type: that does not make each depend on all.
-            new = {each for each in new if _room(each) in (None, "jobs", *own)}
-        found |= new
-        waiting.extend(new)
-    return sorted(found)
+
+    def uses(file: Path) -> set[Path]:
+        found = _files().intersection(imported(file, with_names=False))
+        if _room(file) != "jobs":
+            return found
+        # Settings of all agent kinds are one type: that does not make each depend on all.
+        return {each for each in found if _room(each) in (None, "jobs", *own)}
+
+    return closure((file for file in _files() if _room(file) in (None, *own)), uses)
 
 
 def _room(file: Path) -> str | None:

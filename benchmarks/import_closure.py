@@ -1,7 +1,7 @@
 """Which files of the repository a program runs: those that it imports, and those whose modules it names in a string."""
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -9,16 +9,6 @@ ROOT = Path(__file__).parents[1]
 # Where modules are found, as in pytest's settings.
 PLACES = (ROOT / "platform", ROOT / "operator", ROOT / "tests")
 PACKAGES = frozenset({"turnmill", "turnmill_operator", "support"})
-
-
-def closure(files: Iterable[Path]) -> list[Path]:
-    """Return files with all that they import and name, directly or not, sorted."""
-    found, waiting = set(files), list(files)
-    while waiting:
-        new = set(imported(waiting.pop())) - found
-        found |= new
-        waiting.extend(new)
-    return sorted(found)
 
 
 @cache
@@ -36,6 +26,17 @@ def imported(file: Path, *, with_names: bool = True) -> tuple[Path, ...]:
         elif with_names and isinstance(node, ast.Constant) and isinstance(node.value, str):
             modules.update(word.partition(":")[0] for word in node.value.split() if "." in word)
     return tuple(_places(modules))
+
+
+def closure(files: Iterable[Path], uses: Callable[[Path], Iterable[Path]] = imported) -> list[Path]:
+    """Return files with all that they use, directly or not, sorted: by default what they import and name."""
+    waiting = list(files)
+    found = set(waiting)
+    while waiting:
+        new = set(uses(waiting.pop())) - found
+        found |= new
+        waiting.extend(new)
+    return sorted(found)
 
 
 def _places(modules: Iterable[str]) -> Iterator[Path]:

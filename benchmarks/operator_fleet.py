@@ -350,12 +350,8 @@ async def run(given: argparse.Namespace) -> None:
         print(f"created in {time.monotonic() - began:.0f} s", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             began = time.monotonic()
-            starting = operator_process(None, Path(folder) / "log")
-            operator = await asyncio.to_thread(starting.__enter__)
-            try:
+            with operator_process(None, Path(folder) / "log") as operator:
                 print(table(["what", "figure"], await measure(api, operator, began, given, keys)), flush=True)
-            finally:
-                operator.stop()
     finally:
         await remove(api, teams, nodes)
         await api.close()

@@ -51,6 +51,12 @@ ORDERS: Mapping[str, tuple[Callable[[Team, SubmittedJob], None], ...]] = {
 }
 
 
+def running_job(team: Team) -> SubmittedJob:
+    job = team.submit("tool-arithmetic-cpu.yaml", "job", training__validation={"episodes": 0})
+    wait_for("a running job", lambda: job.resource.get("status", {}).get("state") == "Running", seconds=RUN_SECONDS)
+    return job
+
+
 def left(namespace: Namespace) -> set[str]:
     """Return all objects but those that every namespace has, and events."""
     found = {
@@ -66,8 +72,7 @@ def left(namespace: Namespace) -> set[str]:
 @pytest.mark.parametrize("order", ORDERS)
 def test_nothing_is_left_whatever_goes_first(prefix: str, order: str):
     with temporary_namespace(prefix) as namespace, operated_team(namespace) as team:
-        job = team.submit("tool-arithmetic-cpu.yaml", "job", training__validation={"episodes": 0})
-        wait_for("a running job", lambda: job.resource.get("status", {}).get("state") == "Running", seconds=RUN_SECONDS)
+        job = running_job(team)
 
         for step in ORDERS[order]:
             step(team, job)
@@ -77,8 +82,7 @@ def test_nothing_is_left_whatever_goes_first(prefix: str, order: str):
 
 def test_a_namespace_that_is_deleted_with_its_releases_and_jobs_goes(prefix: str):
     with temporary_namespace(prefix) as namespace, operated_team(namespace) as team:
-        job = team.submit("tool-arithmetic-cpu.yaml", "job", training__validation={"episodes": 0})
-        wait_for("a running job", lambda: job.resource.get("status", {}).get("state") == "Running", seconds=RUN_SECONDS)
+        running_job(team)
 
         namespace.kubectl("delete", "namespace", namespace.name, "--timeout=300s", timeout=310)
         # What tests clean up is gone already.
