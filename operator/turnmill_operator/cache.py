@@ -7,7 +7,6 @@ from datetime import datetime
 from turnmill.core.errors import SettingsError
 from turnmill.jobs.team import TeamSettings
 from turnmill_operator.ray_job_status import is_finished
-from turnmill_operator.run_pods import FailedNodes
 from turnmill_operator.status import State, finished_at
 from turnmill_operator.views import (
     Disruption,
@@ -34,7 +33,7 @@ class Cache:
         self._ray_jobs: dict[ObjectKey, dict[str, RayJobView]] = {}
         self._progress: dict[ObjectKey, tuple[int, RunProgress]] = {}
         self._disruptions: dict[ObjectKey, tuple[int, Disruption]] = {}
-        self.failed_nodes = FailedNodes()
+        self._failed_nodes: dict[ObjectKey, tuple[int, tuple[str, ...]]] = {}
 
     def put_job(self, raw: RawObject) -> bool:
         """Store a job; return whether it is newer than the cached one."""
@@ -50,7 +49,7 @@ class Cache:
         self.jobs.pop(key, None)
         self._progress.pop(key, None)
         self._disruptions.pop(key, None)
-        self.failed_nodes.drop(key)
+        self._failed_nodes.pop(key, None)
 
     def put_ray_job(self, raw: RawObject) -> bool:
         """Store a RayJob; return whether it is newer than the cached one."""
@@ -96,6 +95,19 @@ class Cache:
         """Return the last disruption of a pod of an attempt."""
         known = self._disruptions.get(key)
         return known[1] if known is not None and known[0] == attempt else None
+
+    def put_failed_node(self, key: ObjectKey, attempt: int, node: str) -> None:
+        """Store a node on which a pod of a job's newest attempt died; the job's status has those of earlier ones."""
+        last, nodes = self._failed_nodes.get(key, (0, ()))
+        if attempt > last:
+            self._failed_nodes[key] = (attempt, (node,))
+        elif attempt == last and node not in nodes:
+            self._failed_nodes[key] = (attempt, (*nodes, node))
+
+    def failed_nodes(self, key: ObjectKey, attempt: int) -> tuple[str, ...]:
+        """Return the nodes on which pods of an attempt died."""
+        known = self._failed_nodes.get(key)
+        return known[1] if known is not None and known[0] == attempt else ()
 
     def blocking_job(self, view: JobView) -> str:
         """Return the name of the job that the team's shared cluster serves first: the one running, else the oldest.

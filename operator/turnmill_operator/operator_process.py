@@ -109,7 +109,7 @@ class Operator:
         if (found := disruption_of(raw)) is not None:
             self.cache.put_disruption(key, attempt, found)
         if (node := failed_node(raw)) is not None:
-            self.cache.failed_nodes.put(key, attempt, node)
+            self.cache.put_failed_node(key, attempt, node)
 
     def on_team_event(self, kind: str | None, raw: RawObject) -> None:
         """Handle team settings that were created, changed or deleted."""

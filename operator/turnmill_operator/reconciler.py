@@ -107,7 +107,7 @@ class Reconciler:
             observed,
             progress=cache.progress(key, last_attempt(view, observed)),
             disruption=cache.disruption(key, last_attempt(view, observed)),
-            failed_nodes=cache.failed_nodes.of(key, last_attempt(view, observed)),
+            failed_nodes=cache.failed_nodes(key, last_attempt(view, observed)),
             blocked_by=cache.blocking_job(view) if view.asks_for_shared_cluster else "",
         )
 

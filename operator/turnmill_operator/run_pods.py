@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from turnmill.jobs.status import MAX_FAILED_NODES
-from turnmill_operator.views import Disruption, ObjectKey, RawObject
+from turnmill_operator.views import Disruption, RawObject
 
 HOST_NAME = "kubernetes.io/hostname"
 WEIGHT = 100
@@ -28,36 +28,11 @@ def failed_node(pod: RawObject) -> str | None:
     Pods that are deleted end because somebody wanted it, and those that Kubernetes disrupts are no fault of the node or
     of one that takes no more pods.
     """
-    status = pod.get("status") or {}
-    is_disrupted = any(found["type"] == "DisruptionTarget" for found in status.get("conditions") or ())
-    if status.get("phase") != "Failed" or "deletionTimestamp" in pod["metadata"] or is_disrupted:
+    has_failed = (pod.get("status") or {}).get("phase") == "Failed"
+    if not has_failed or "deletionTimestamp" in pod["metadata"] or disruption_of(pod) is not None:
         return None
     name: str | None = pod["spec"].get("nodeName")
     return name
-
-
-class FailedNodes:
-    """Nodes on which pods of each job's newest attempts died, as the watch on pods tells them."""
-
-    def __init__(self) -> None:
-        self._nodes: dict[ObjectKey, dict[int, list[str]]] = {}
-
-    def put(self, key: ObjectKey, attempt: int, node: str) -> None:
-        """Remember a node of an attempt; those of earlier attempts are in the job's status by then."""
-        known = self._nodes.setdefault(key, {})
-        for earlier in [number for number in known if number < attempt]:
-            del known[earlier]
-        nodes = known.setdefault(attempt, [])
-        if node not in nodes:
-            nodes.append(node)
-
-    def of(self, key: ObjectKey, attempt: int) -> tuple[str, ...]:
-        """Return the nodes on which pods of an attempt died."""
-        return tuple(self._nodes.get(key, {}).get(attempt, ()))
-
-    def drop(self, key: ObjectKey) -> None:
-        """Forget those of a deleted job."""
-        self._nodes.pop(key, None)
 
 
 def with_failed_nodes(before: Sequence[str], found: Sequence[str]) -> tuple[str, ...]:

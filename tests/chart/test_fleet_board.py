@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,20 @@ EXPECTED: dict[tuple[str, str], dict[str, float]] = {
 }
 
 
+def require_values(folder: Path, series: Mapping[str, str], tests: list[dict[str, Any]]) -> None:
+    """Have promtool evaluate expressions on series of a sample a minute."""
+    inputs = [{"series": name, "values": values} for name, values in series.items()]
+    case = {"interval": "1m", "input_series": inputs, "promql_expr_test": tests}
+    file = folder / "tests.yaml"
+    # Fuzzy: up to the last digits of a sum.
+    file.write_text(yaml.safe_dump({"fuzzy_compare": True, "evaluation_interval": "1m", "tests": [case]}))
+
+    command = [str(find_program("promtool")), "test", "rules", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.skipif(why_no_program("promtool") is not None, reason=why_no_program("promtool") or "")
 def test_prometheus_calculates_what_runs_cost_and_why_their_gpus_idle(tmp_path: Path):
     tests = [
@@ -70,16 +85,8 @@ def test_prometheus_calculates_what_runs_cost_and_why_their_gpus_idle(tmp_path: 
         }
         for key, expected in EXPECTED.items()
     ]
-    inputs = [{"series": series, "values": values} for series, values in SERIES.items()]
-    case = {"interval": "1m", "input_series": inputs, "promql_expr_test": tests}
-    file = tmp_path / "fleet.yaml"
-    # Fuzzy: up to the last digits of a sum.
-    file.write_text(yaml.safe_dump({"fuzzy_compare": True, "evaluation_interval": "1m", "tests": [case]}))
 
-    command = [str(find_program("promtool")), "test", "rules", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-    assert done.returncode == 0, done.stdout + done.stderr
+    require_values(tmp_path, SERIES, tests)
 
 
 # Attempt 2 begins in minute 9, after a checkpoint in minute 5; the job is tried again in between.
@@ -104,15 +111,8 @@ def test_marks_stand_where_attempts_begin_checkpoints_are_written_and_jobs_fail(
         for annotation in fleet.BOARD.annotations
         for minute in range(15)
     ]
-    inputs = [{"series": series, "values": values} for series, values in OF_EVENTS.items()]
-    file = tmp_path / "events.yaml"
-    case = {"interval": "1m", "input_series": inputs, "promql_expr_test": tests}
-    file.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [case]}))
 
-    command = [str(find_program("promtool")), "test", "rules", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-    assert done.returncode == 0, done.stdout + done.stderr
+    require_values(tmp_path, OF_EVENTS, tests)
 
 
 def drawn() -> dict[str, Any]:

@@ -1,14 +1,13 @@
 """Models by their names on a hub, which here is a server of this machine."""
 
-import http.server
-import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from support import model_servers
 
 COMMIT = "0123456789" * 4
 FILES = {
@@ -30,49 +29,10 @@ except SettingsError as error:
 """
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
-    """The parts of the hub's API that a download needs, for the model `owner/small`."""
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def _answer(self, *, with_body: bool) -> None:
-        name = self.path.rpartition("/")[2]
-        if self.path.startswith("/api/models/owner/small/tree/"):
-            tree = [{"type": "file", "path": name, "size": len(FILES[name]), "oid": name} for name in FILES]
-            self._send(json.dumps(tree).encode(), "tree", with_body)
-        elif self.path.startswith("/api/models/owner/small"):
-            siblings = [{"rfilename": name} for name in FILES]
-            self._send(
-                json.dumps({"id": "owner/small", "sha": COMMIT, "siblings": siblings}).encode(), "api", with_body
-            )
-        elif self.path.startswith("/owner/small/resolve/") and name in FILES:
-            self._send(FILES[name], name, with_body)
-        else:
-            self.send_error(404)
-
-    def _send(self, content: bytes, tag: str, with_body: bool) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("ETag", f'"{tag}"')
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(content)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
 def hub() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with model_servers.hub("owner/small", COMMIT, FILES) as server:
+        yield server.url
 
 
 def download(name: str, cache: Path, endpoint: str) -> str:

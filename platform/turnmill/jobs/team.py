@@ -8,7 +8,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from turnmill.core.errors import SettingsError
 from turnmill.jobs.problems import JobError
 from turnmill.jobs.settings import Settings, Word
-from turnmill.jobs.yaml_file import dotted, parse_yaml
+from turnmill.jobs.validation_text import problems_text
+from turnmill.jobs.yaml_file import parse_yaml
 
 CONFIG_MAP = "turnmill-team"
 KEY = "team.yaml"
@@ -147,9 +148,9 @@ def parse_team(data: Mapping[str, str]) -> TeamSettings:
     except JobError as error:
         raise SettingsError(f"ConfigMap {CONFIG_MAP}, {KEY}: {error}") from error
     except ValidationError as error:
-        problems = "; ".join(f"{dotted(tuple(details['loc']))}: {details['msg']}" for details in error.errors()[:8])
         raise SettingsError(
-            f"ConfigMap {CONFIG_MAP}, {KEY}: {problems}. Upgrade the chart turnmill-team to the operator's version."
+            f"ConfigMap {CONFIG_MAP}, {KEY}: {problems_text(error)}. "
+            "Upgrade the chart turnmill-team to the operator's version."
         ) from error
 
 

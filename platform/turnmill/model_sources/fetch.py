@@ -15,7 +15,7 @@ from turnmill.jobs.settings import Settings
 from turnmill.model_sources.checksums import sha256_of
 from turnmill.model_sources.origins import download
 from turnmill.model_sources.settings import ModelSource
-from turnmill.observability.atomic_files import write_text
+from turnmill.observability.atomic_files import flush, flush_folder, write_text
 
 RECORD = ".turnmill-model.json"
 """File in a model's folder that says where it comes from, and the size and SHA-256 of its files."""
@@ -76,10 +76,9 @@ def _fetch(source: ModelSource, folder: Path, *, verify: bool) -> Fetched:
         expected = {**download(source, partial), **source.checksums}
         record = Record(source=source, files=_checked(source, partial, expected))
         write_text(partial / RECORD, record.model_dump_json(by_alias=True, exclude_defaults=True, indent=1))
-        for place in (partial, *partial.rglob("*")):
-            _sync(place)
+        flush_folder(partial)
         partial.rename(target)
-        _sync(folder)
+        flush(folder)
         _note_of(partial).unlink(missing_ok=True)
         return _fetched(record, was_there=False)
 
@@ -159,11 +158,3 @@ def _alone(lock: Path) -> Iterator[None]:
         except OSError as error:
             raise ModelFetchError(f"Another process fetches it: it holds {lock}.") from error
         yield
-
-
-def _sync(place: Path) -> None:
-    descriptor = os.open(place, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

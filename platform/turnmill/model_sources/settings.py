@@ -10,12 +10,12 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from turnmill.core.errors import SettingsError
 from turnmill.jobs.problems import JobError
 from turnmill.jobs.settings import FilePath, Settings
-from turnmill.jobs.yaml_file import dotted, parse_yaml
+from turnmill.jobs.validation_text import problems_text
+from turnmill.jobs.yaml_file import parse_yaml
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-OBJECT_STORES = ("s3", "gs")
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-FOLDERS = (*OBJECT_STORES, "file")
+FOLDERS = ("s3", "gs", "file")
 
 
 class ModelSource(Settings):
@@ -78,8 +78,7 @@ def read_sources(file: Path) -> list[ModelSource]:
     except JobError as error:
         raise SettingsError(f"{file}: {error}") from error
     except ValidationError as error:
-        problems = "; ".join(f"{dotted(tuple(details['loc']))}: {details['msg']}" for details in error.errors()[:8])
-        raise SettingsError(f"{file}: {problems}") from error
+        raise SettingsError(f"{file}: {problems_text(error)}") from error
     names = [source.name for source in sources]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SettingsError(f"{file}: {', '.join(twice)}: listed twice. Give each model a name of its own.")

@@ -164,7 +164,7 @@ async def test_the_disruption_of_a_pod_is_remembered_with_its_attempt(operator: 
 
 async def test_the_nodes_of_pods_that_died_are_remembered_with_their_attempt(operator: Operator):
     def nodes(attempt: int) -> tuple[str, ...]:
-        return operator.cache.failed_nodes.of(KEY, attempt)
+        return operator.cache.failed_nodes(KEY, attempt)
 
     deleted = raw_pod("job-1-head", attempt=1, phase="Failed")
     deleted["metadata"]["deletionTimestamp"] = stamp(at(5))

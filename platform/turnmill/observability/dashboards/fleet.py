@@ -22,7 +22,7 @@ IDLE = RUN("turnmill_step_part_seconds_total", 'part!~"generation|learning"')
 
 
 def of_run(metric: str) -> str:
-    """Return the value of a gauge for each run: that of its newest attempt, where they differ for a moment."""
+    """Return the value of a gauge for each run or job: that of its newest attempt, where they differ for a moment."""
     return f"max by ({OF_RUN}) ({RUN(metric)})"
 
 
@@ -87,11 +87,6 @@ STATE_NUMBERS = " or ".join(
 )
 
 
-def of_job(metric: str) -> str:
-    """Return a number that kube-state-metrics reports of each job."""
-    return f"max by ({OF_RUN}) ({JOBS(metric)})"
-
-
 ALL_JOBS = Row(
     "Jobs, those that wait or have ended included",
     (
@@ -104,12 +99,12 @@ ALL_JOBS = Row(
         table(
             "All jobs",
             "One row per job, also of those that wait or have ended; their states are those above.",
-            (of_job("turnmill_job_step"), "step", "none"),
-            (of_job("turnmill_job_checkpoint_step"), "checkpoint", "none"),
-            (of_job("turnmill_job_attempts"), "attempts", "none"),
-            (of_job("turnmill_job_failed_attempts"), "failed attempts", "none"),
-            (of_job("turnmill_job_disrupted_attempts"), "disrupted attempts", "none"),
-            (f"time() - {of_job('turnmill_job_created_timestamp_seconds')}", "age", "s"),
+            (of_run("turnmill_job_step"), "step", "none"),
+            (of_run("turnmill_job_checkpoint_step"), "checkpoint", "none"),
+            (of_run("turnmill_job_attempts"), "attempts", "none"),
+            (of_run("turnmill_job_failed_attempts"), "failed attempts", "none"),
+            (of_run("turnmill_job_disrupted_attempts"), "disrupted attempts", "none"),
+            (f"time() - {of_run('turnmill_job_created_timestamp_seconds')}", "age", "s"),
         ),
     ),
 )
