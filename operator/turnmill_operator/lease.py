@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from turnmill_operator import metrics
 from turnmill_operator.api import LEASES, ApiClient, ApiError
 from turnmill_operator.resources import Manifest
-from turnmill_operator.views import RawObject
+from turnmill_operator.views import RawObject, version_of
 
 NAME = "turnmill-operator"
 DURATION_SECONDS, RENEW_SECONDS, RETRY_SECONDS, REQUEST_SECONDS = 30, 10.0, 3.0, 5.0
@@ -60,6 +60,16 @@ class Lease:
             log.warning("Lease lost", extra={"identity": self._identity})
             self.held.clear()
         metrics.LEADER.set(int(held))
+
+    async def delete(self) -> bool:
+        """Delete the Lease unless somebody holds it; return whether it is gone."""
+        lease = await self._api.get(LEASES, self._namespace, NAME)
+        if lease is None:
+            return True
+        if self._is_free(lease):
+            uid, version = lease["metadata"]["uid"], version_of(lease)
+            await self._api.delete(LEASES, self._namespace, NAME, uid=uid, version=version)
+        return False
 
     async def _acquire(self) -> bool:
         if self._written is not None and await self._write(self._written):

@@ -1,14 +1,17 @@
 """Releases jobs from an operator that was uninstalled: without it, their finalizer would block their deletion for ever.
 
 `python -m turnmill_operator.release_jobs [NAMESPACE...]`, a hook of the chart. What the trajectory store has of jobs
-that are deleted afterwards stays there until it expires, or goes with the store.
+that are deleted afterwards stays there until it expires, or goes with the store. The operator's Lease in the namespace
+`POD_NAMESPACE` goes, too.
 """
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 
 from turnmill_operator.api import JOBS, ApiClient, ApiError
+from turnmill_operator.lease import DURATION_SECONDS, Lease
 from turnmill_operator.views import FINALIZER, ObjectKey, RawObject, version_of
 
 PASS_SECONDS = 2.0
@@ -16,6 +19,8 @@ QUIET_SECONDS = 10.0
 """Time without a job to release after which it ends: a replica of the operator may still have been ending."""
 
 MAX_SECONDS = 240.0
+LEASE_SECONDS = DURATION_SECONDS + 10.0
+"""Time for the Lease of a replica that was killed to expire."""
 
 
 async def release_jobs(api: ApiClient, namespaces: Sequence[str]) -> set[ObjectKey]:
@@ -65,18 +70,30 @@ async def _jobs(api: ApiClient, namespace: str | None) -> AsyncIterator[RawObjec
             raise
 
 
-async def _main(namespaces: Sequence[str]) -> None:
+async def delete_lease(api: ApiClient, namespace: str) -> bool:
+    """Delete the operator's Lease of a namespace; return False if another operator there goes on renewing it."""
+    lease, clock = Lease(api, namespace, identity=""), asyncio.get_running_loop().time
+    deadline = clock() + LEASE_SECONDS
+    while not await lease.delete():
+        if clock() > deadline:
+            return False
+        await asyncio.sleep(PASS_SECONDS)
+    return True
+
+
+async def _main(namespaces: Sequence[str], own_namespace: str | None) -> None:
     api = ApiClient()
     try:
-        released = await release_jobs(api, namespaces)
+        for key in sorted(await release_jobs(api, namespaces)):
+            print(f"{key.namespace}/{key.name}: released")
+        if own_namespace and not await delete_lease(api, own_namespace):
+            print(f"{own_namespace}: another operator has the Lease")
     finally:
         await api.close()
-    for key in sorted(released):
-        print(f"{key.namespace}/{key.name}: released")
 
 
 if __name__ == "__main__":
     try:
-        asyncio.run(_main(sys.argv[1:]))
+        asyncio.run(_main(sys.argv[1:], os.environ.get("POD_NAMESPACE")))
     except (ApiError, TimeoutError) as problem:
         sys.exit(str(problem))

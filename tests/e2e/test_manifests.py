@@ -46,7 +46,10 @@ def schemas(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> P
 def objects_of(chart: Path, file: Path | None, namespace: Namespace) -> list[dict[str, Any]]:
     """Render the chart for the namespace and for the APIs of the cluster."""
     served = namespace.kubectl("api-versions").split()
-    values = {"operator.namespaces": [namespace.name]} if file and file.stem.startswith("one-namespace") else {}
+    # kubectl refuses objects of a second namespace, and the operator's namespaces must exist.
+    values: dict[str, Any] = {"monitoring.kubeStateMetrics.namespace": namespace.name} if chart == OPERATOR else {}
+    if file and file.stem.startswith("one-namespace"):
+        values["operator.namespaces"] = [namespace.name]
     apis = [api for api in (PROMETHEUS_API,) if api in served]
     return render(chart, values, [file] if file else [], namespace=namespace.name, apis=apis)
 

@@ -26,6 +26,10 @@ class Server:
         self.adds_again = 0
         """How often an operator that is still ending gives the first job its finalizer again."""
 
+        self.lease: dict[str, Any] | None = {"metadata": {"uid": "lease", "resourceVersion": "1"}, "spec": {}}
+        self.renewals = 0
+        """How often a replica still renews the Lease."""
+
     def add(self, namespace: str, name: str, *finalizers: str) -> None:
         metadata = {"namespace": namespace, "name": name, "uid": name, "resourceVersion": "7"}
         self.jobs[f"{namespace}/{name}"] = {"metadata": {**metadata, "finalizers": list(finalizers)}}
@@ -38,6 +42,8 @@ class Server:
         if self.refusal:
             return web.json_response({"message": "no jobs for you"}, status=self.refusal)
         parts = request.path.split("/")
+        if "leases" in parts:
+            return await self.answer_of_lease(request)
         namespace = parts[parts.index("namespaces") + 1] if "namespaces" in parts else None
         if request.method == "GET":
             found = [job for job in self.jobs.values() if namespace in (None, job["metadata"]["namespace"])]
@@ -53,6 +59,19 @@ class Server:
         job["metadata"]["finalizers"] = kept + [FINALIZER] * (self.adds_again > 0)
         self.adds_again -= 1
         return web.json_response(job)
+
+    async def answer_of_lease(self, request: web.Request) -> web.Response:
+        if self.lease is None:
+            return web.json_response({"message": "not found"}, status=404)
+        metadata = self.lease["metadata"]
+        if request.method == "DELETE":
+            assert json.loads(await request.read())["preconditions"] == dict(metadata)
+            self.lease = None
+            return web.json_response({})
+        if self.renewals:
+            self.renewals -= 1
+            metadata["resourceVersion"] = str(int(metadata["resourceVersion"]) + 1)
+        return web.json_response(self.lease)
 
 
 @pytest.fixture
@@ -116,3 +135,25 @@ async def test_a_refusal_is_raised(api, server):
 
     with pytest.raises(ApiError, match="403: no jobs for you"):
         await release_jobs.release_jobs(api, [])
+
+
+async def test_the_lease_that_the_operator_released_is_deleted(api, server):
+    assert await release_jobs.delete_lease(api, "turnmill")
+    assert server.lease is None
+
+
+async def test_the_lease_of_a_replica_that_was_killed_is_deleted_once_it_has_expired(api, server):
+    server.lease["spec"] = {"holderIdentity": "killed", "leaseDurationSeconds": 0.2}
+    server.renewals = 3
+
+    assert await release_jobs.delete_lease(api, "turnmill")
+    assert server.renewals == 0
+
+
+async def test_the_lease_of_another_operator_is_left(api, server, monkeypatch):
+    monkeypatch.setattr(release_jobs, "LEASE_SECONDS", 0.2)
+    server.lease["spec"] = {"holderIdentity": "other"}
+    server.renewals = 10**9
+
+    assert not await release_jobs.delete_lease(api, "turnmill")
+    assert server.lease is not None
