@@ -208,6 +208,31 @@ def test_a_minute_without_the_store_and_one_without_tool_servers_cost_neither_tu
     assert job.learned_steps() == list(range(1, 13))
 
 
+def drain(team: Team, selector: str) -> None:
+    """Drain the node that has the pods of a selector, of these pods, and let it take pods again."""
+    (node,) = {pod["spec"]["nodeName"] for pod in team.namespace.list("pods", selector)}
+    chosen = [f"--pod-selector={selector}", "--ignore-daemonsets", "--delete-emptydir-data"]
+    try:
+        team.namespace.kubectl("drain", node, *chosen, "--timeout=180s", timeout=200)
+    finally:
+        team.namespace.kubectl("uncordon", node)
+
+
+@pytest.mark.nightly
+def test_a_run_whose_node_is_drained_goes_on_from_its_checkpoint_and_no_attempt_counts_as_failed(team: Team):
+    steps = {"training__steps": 12, "training__checkpointEvery": 1, "training__validation": NO_VALIDATION}
+    job = team.submit("tool-arithmetic-cpu.yaml", "drained", **steps, retries=0)
+    job.wait_until_learned(3, seconds=RUN_SECONDS)
+
+    drain(team, job.labels)
+    job.wait_until_complete(seconds=RUN_SECONDS)
+
+    status = job.resource["status"]
+    assert (status["attempt"], status["failedAttempts"], status["disruptedAttempts"]) == (2, 0, 1)
+    assert job.learned_steps() == list(range(1, 13))
+    assert job.summary()["failures"] == {}
+
+
 def test_a_job_that_outlives_its_operator_can_be_deleted(team: Team):
     job = team.submit("tool-arithmetic-cpu.yaml", "left", training__validation=NO_VALIDATION)
     wait_for("the operator's finalizer", lambda: job.resource["metadata"].get("finalizers"), seconds=60)
