@@ -10,6 +10,7 @@ from typing import Any
 
 from support import charts
 from support.charts import helm, options, try_helm
+from support.jobs import job
 from support.kubernetes import Namespace, wait_for
 from support.team_release import RELEASE, STORE, pod, team_release
 from turnmill.jobs.yaml_file import parse_yaml
@@ -17,15 +18,29 @@ from turnmill.jobs.yaml_file import parse_yaml
 ROOT = Path(__file__).parents[2]
 CRD_NAME = "agenttrainingjobs.turnmill.dev"
 CRD = ROOT / "manifests" / "crds" / f"{CRD_NAME}.yaml"
+"""The definition of jobs, and the policy with rules across their sections."""
+
 RELEASE_OF_OPERATOR = "turnmill"
 OPERATOR_PODS = "app.kubernetes.io/component=operator"
 READER = "reader"
 
 
 def install_definition(namespace: Namespace) -> None:
-    """Install the CustomResourceDefinition of the repository."""
+    """Install the definition of jobs of the repository, and wait until the API server judges by it."""
     namespace.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={CRD}")
     namespace.kubectl("wait", "--for=condition=Established", f"crd/{CRD_NAME}")
+    wait_for(
+        "the policy", lambda: "denied request" in try_create(namespace, job(queue="a", cluster="shared")), seconds=60
+    )
+
+
+def try_create(namespace: Namespace, *jobs: Mapping[str, Any]) -> str:
+    """Return the errors for jobs that are created in a dry run."""
+    done = namespace.try_kubectl(
+        *("create", "--dry-run=server", "--validate=false", "--filename=-"),
+        stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(jobs)}),
+    )
+    return done.stderr
 
 
 @dataclass(frozen=True, slots=True)
