@@ -115,8 +115,8 @@ def test_a_name_that_kuberay_does_not_accept_is_refused(namespace: Namespace, na
 CHANGES: dict[str, dict[str, Any]] = {
     "model": {"model": {"warmStart": {"seed": 1}}},
     "environment": {"environment": {"options": {"rooms": {"wide": 3}}}},
-    "agent.type": tool_job()["spec"],
-    "algorithm.type": tool_job()["spec"],
+    "agent.type": tool_job(agent__prompt=None)["spec"],
+    "algorithm.type": tool_job(agent__prompt=None)["spec"],
     "managedBy": {"managedBy": "kueue.x-k8s.io/multikueue"},
 }
 
