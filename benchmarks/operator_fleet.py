@@ -15,6 +15,7 @@ import json
 import statistics
 import tempfile
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +34,8 @@ from turnmill_operator.api import CONFIG_MAPS, JOBS, PODS, RAY_JOBS, Resource, l
 from turnmill_operator.resources import METRICS_PORT
 from turnmill_operator.views import ATTEMPT_LABEL, JOB_LABEL
 
-PREFIX = "bench-fleet"
+PREFIX = f"bench-fleet-{uuid.uuid4().hex[:4]}"
+"""Namespaces of an earlier run may still be ending."""
 NAMESPACES = Resource("v1", "namespaces")
 NODES = Resource("v1", "nodes")
 PODS_PER_NODE = 500

@@ -33,17 +33,30 @@ def doctor(
     quick: Annotated[
         bool, typer.Option("--quick", help="Leave out the checks that train, which take minutes.")
     ] = False,
+    nodes: Annotated[
+        int,
+        typer.Option(min=1, help="Check the links between so many machines instead: start it on each of them."),
+    ] = 1,
+    node_rank: Annotated[
+        int, typer.Option(min=0, envvar="JOB_COMPLETION_INDEX", help="Which of the machines this is, from 0.")
+    ] = 0,
+    master: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where machine 0 waits for the others, with --nodes.")
+    ] = "127.0.0.1:29500",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for a report of a problem.")] = False,
 ) -> None:
     """Check whether jobs can train on this machine or in this pod."""
     from turnmill.doctor.examination import examine
-    from turnmill.doctor.results import Machine
+    from turnmill.doctor.results import Machine, Peers
 
+    if node_rank >= nodes and nodes > 1:
+        raise typer.BadParameter(f"{node_rank} is none of {nodes} machines: count from 0.", param_hint="--node-rank")
+    peers = Peers(nodes, node_rank, master) if nodes > 1 else None
     job = None if job_file is None else load(job_file, None)
     device = _device(job)
     with Console(stderr=True).status("") as status:
         results = examine(
-            Machine(device, storage.absolute(), job),
+            Machine(device, storage.absolute(), job, peers=peers),
             trains=not quick,
             on_start=lambda name: status.update(f"{name} ..."),
         )

@@ -16,6 +16,7 @@ from turnmill.core.errors import SettingsError
 from turnmill.doctor import machine as of_machine
 from turnmill.doctor import training as of_training
 from turnmill.doctor.attention import attention
+from turnmill.doctor.links import links
 from turnmill.doctor.ranks import ranks
 from turnmill.doctor.results import Check, CheckFailedError, CheckSkippedError, Machine, Result
 from turnmill.doctor.storage import storage
@@ -34,11 +35,16 @@ CHECKS = (
     Check("resume", of_training.resume, 3600, needs=("training",), trains=True),
     Check("engine loss", of_training.engine_loss, 3600, needs=("packages", "GPUs", "storage"), trains=True),
 )
+OF_LINKS = (*CHECKS[:2], Check("links", links, 900, needs=("packages", "GPUs")))
+"""What several machines check together."""
+
 END_SECONDS = 5.0
 
 
 def examine(machine: Machine, *, trains: bool, on_start: Callable[[str], None] = lambda _: None) -> list[Result]:
     """Run the checks in order and return their results; without `trains`, only those that start no run.
+
+    With peers, the links between the machines are checked, and what that needs.
 
     What they write lies in a folder of its own in the storage, which stays if a run failed. Raises SettingsError if the
     storage cannot be written to.
@@ -54,7 +60,7 @@ def examine(machine: Machine, *, trains: bool, on_start: Callable[[str], None] =
     unmet: set[str] = set()
     keep = False
     try:
-        for check in CHECKS:
+        for check in OF_LINKS if machine.peers else CHECKS:
             if check.trains and not trains:
                 continue
             if missing := [name for name in check.needs if name in unmet]:

@@ -31,15 +31,26 @@ def ranks(machine: Machine) -> str:
             "With NCCL_DEBUG=INFO it says what it tries; NCCL_SOCKET_IFNAME names the network interface.",
         ) from error
     seconds = max(float((folder / str(rank)).read_text()) for rank in range(world))
-    version = " {}.{}.{}".format(*torch.cuda.nccl.version()) if backend == "nccl" else ""  # type: ignore[no-untyped-call]
-    # Each rank sends and receives 2 (world - 1) / world of the bytes, as nccl-tests counts it.
-    rate = NUM_BYTES[machine.device] * 2 * (world - 1) / world / seconds
-    speed = f", {rate / 1e9:.2f} GB/s" if world > 1 else ""
-    return f"{backend}{version}, {world} rank{'s' * (world > 1)}{speed}"
+    speed = f", {all_reduce_rate(seconds, world, machine.device) / 1e9:.2f} GB/s" if world > 1 else ""
+    return f"{backend_name(machine.device)}, {world} rank{'s' * (world > 1)}{speed}"
+
+
+def backend_name(device: str) -> str:
+    """Return the name of the backend of ranks on this device, and its version if it has one."""
+    import torch
+
+    if device != "cuda":
+        return "gloo"
+    return "nccl {}.{}.{}".format(*torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+
+
+def all_reduce_rate(seconds: float, world: int, device: str) -> float:
+    """Return the bytes per second that each rank sends: 2 (world - 1) / world of all bytes, as nccl-tests counts."""
+    return NUM_BYTES[device] * 2 * (world - 1) / world / seconds
 
 
 def _all_reduce(rank: int, world: int, backend: str, device: str, folder: Path) -> None:
-    """Measure one rank's all-reduce and write its median duration in seconds to a file."""
+    """Measure one rank's all-reduce and write its duration to a file."""
     import torch
     from torch import distributed
 
@@ -53,21 +64,31 @@ def _all_reduce(rank: int, world: int, backend: str, device: str, folder: Path) 
         world_size=world,
         timeout=timedelta(seconds=SECONDS),
     )
+    seconds = all_reduce_seconds(world, device)
+    distributed.destroy_process_group()
+    (folder / str(rank)).write_text(repr(seconds))
+
+
+def all_reduce_seconds(world: int, device: str) -> float:
+    """Return the median duration of an all-reduce, whose sums must be right, in a process group that exists."""
+    import torch
+    from torch import distributed
+
     durations = []
     for _ in range(REPEATS):
-        values = torch.full((NUM_BYTES[device] // 4,), float(rank + 1), device=device)
-        _wait(device)
+        values = torch.full((NUM_BYTES[device] // 4,), float(distributed.get_rank() + 1), device=device)
+        wait_for_device(device)
         started = time.perf_counter()
         distributed.all_reduce(values)
-        _wait(device)
+        wait_for_device(device)
         durations.append(time.perf_counter() - started)
         if not bool((values == world * (world + 1) / 2).all()):
             raise ValueError("a sum over all ranks is wrong")
-    distributed.destroy_process_group()
-    (folder / str(rank)).write_text(repr(median(durations)))
+    return median(durations)
 
 
-def _wait(device: str) -> None:
+def wait_for_device(device: str) -> None:
+    """Wait until a GPU has done all its work."""
     import torch
 
     if device == "cuda":

@@ -11,6 +11,21 @@ Status = Literal["ok", "failed", "skipped"]
 
 
 @dataclass(frozen=True, slots=True)
+class Peers:
+    """Machines of a check that all of them make together."""
+
+    number: int
+    rank: int
+    """Which of them this machine is, from 0."""
+
+    master: str
+    """Host and port at which the first one waits for the others."""
+
+    seconds: float = 300.0
+    """Time for all of them to come, as pods may start minutes apart, and for each message."""
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """What is checked: this machine, and the folder in which its runs are kept."""
 
@@ -19,6 +34,9 @@ class Machine:
     job: AgentTrainingJob | None = None
     scratch: Path = field(default=Path())
     """Folder in the storage for what the checks write."""
+
+    peers: Peers | None = None
+    """Other machines, if the links between them are to be checked."""
 
 
 @dataclass(frozen=True, slots=True)
