@@ -90,6 +90,11 @@ nightly: $(STAMP) ## Run what takes hours: the longest tests, then every example
 docs: $(STAMP) ## Show the docs site at http://127.0.0.1:8000
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --strict --dev-addr 127.0.0.1:8000
 
+mutants: $(STAMP) ## Change the core in small ways and see which changes no test notices: hours
+	@test -x .venv-mutants/bin/cosmic-ray || { $(PYTHON) -m venv .venv-mutants \
+		&& .venv-mutants/bin/pip install --quiet cosmic-ray==8.7.0; }
+	@.venv-mutants/bin/python benchmarks/mutants.py run $(ARGS)
+
 crds: $(STAMP) ## Generate the custom resource definition and its reference
 	$(BIN)/turnmill crd > manifests/crds/agenttrainingjobs.turnmill.dev.yaml
 	cp manifests/crds/*.yaml charts/turnmill/files/crds/

@@ -1,0 +1,277 @@
+"""Changes the core in small ways by cosmic-ray, one at a time, and says which changes no test notices.
+
+.venv-mutants/bin/python benchmarks/mutants.py run [--number 60] [--seed 0] [ROOM...]
+.venv-mutants/bin/python benchmarks/mutants.py page
+
+`run` draws mutants of each room at random, applies each to a copy of the repository and runs there the tests that
+import the file, those of its own name first, until one fails. It adds a line to `benchmarks/results/mutants.jsonl` for
+each. One that was drawn before and whose file has not changed since is not tried again. `page` writes
+`docs/mutants.md`: for each room the share that tests noticed, and all others with the reason that
+`benchmarks/results/survivors.toml` gives.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from cosmic_ray.commands.init import _all_work_items
+from cosmic_ray.mutating import apply_mutation
+from cosmic_ray.plugins import get_operator
+from import_closure import closure, imported
+from results_file import append_result, present_commit, read_results
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "platform"))
+from turnmill.core.code_hash import hash_code  # noqa: E402
+
+PLATFORM = ROOT / "platform" / "turnmill"
+PYTHON = ROOT / ".venv" / "bin" / "python"
+RESULTS = ROOT / "benchmarks" / "results" / "mutants.jsonl"
+REASONS = ROOT / "benchmarks" / "results" / "survivors.toml"
+PAGE = ROOT / "docs" / "mutants.md"
+ROOMS = ("rollout", "training", "trajectories", "tool_server")
+NUM_PROCESSES = 2
+LIMIT_SECONDS = 600.0
+"""A mutant whose tests take longer counts as noticed, as with cosmic-ray."""
+
+SKIPPED_OPERATORS = ("BitOr", "ExceptionReplacer", "RemoveDecorator", "NumberReplacer")
+"""`|` is mostly part of a type; wrong exceptions and decorators fail at import; most numbers are times and sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change of one file."""
+
+    file: str
+    """Below `platform/turnmill`."""
+
+    code: str
+    """Hash of the file's code before the change."""
+
+    operator: str
+    occurrence: int
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the tests said to a mutant."""
+
+    file: str
+    code: str
+    operator: str
+    occurrence: int
+    line: int
+    function: str
+    change: str
+    """The changed lines, as `diff` shows them."""
+
+    noticed: bool
+    seconds: float
+    commit: str
+    date: str
+
+    @property
+    def mutant(self) -> Mutant:
+        """The mutant itself."""
+        return Mutant(self.file, self.code, self.operator, self.occurrence, self.line, self.function)
+
+
+def main() -> None:
+    """Try mutants, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, dest="command")
+    run = commands.add_parser("run")
+    run.add_argument("rooms", nargs="*", default=ROOMS, metavar="ROOM")
+    run.add_argument("--number", type=int, default=60, help="mutants of each room")
+    run.add_argument("--seed", type=int, default=0)
+    commands.add_parser("page")
+    options = parser.parse_args()
+    if options.command == "run":
+        for room in options.rooms:
+            try_mutants(draw(room, options.number, options.seed))
+    PAGE.write_text(page())
+
+
+def draw(room: str, number: int, seed: int) -> list[Mutant]:
+    """Return so many mutants of a room: one of each place that is drawn, as an operator alone has twelve."""
+    places: dict[tuple[str, int, str], list[Mutant]] = {}
+    for file in sorted((PLATFORM / room).rglob("*.py")):
+        for mutant in mutants_of(file):
+            family = mutant.operator.removeprefix("core/").split("_")[0]
+            places.setdefault((mutant.file, mutant.line, family), []).append(mutant)
+    chance = random.Random(seed)
+    return [chance.choice(places[place]) for place in chance.sample(sorted(places), min(number, len(places)))]
+
+
+def mutants_of(file: Path) -> Iterator[Mutant]:
+    """Yield all mutants of a file."""
+    code = hash_code([file])[:12]
+    for item in _all_work_items([file], {}):
+        (mutation,) = item.mutations
+        if not any(word in mutation.operator_name for word in SKIPPED_OPERATORS):
+            yield Mutant(
+                file.relative_to(PLATFORM).as_posix(),
+                code,
+                mutation.operator_name,
+                mutation.occurrence,
+                mutation.start_pos[0],
+                mutation.definition_name or "",
+            )
+
+
+def try_mutants(mutants: Sequence[Mutant]) -> None:
+    """Try those that have no result yet, in parallel, each in a copy of the repository."""
+    known = {result.mutant for result in read_results(RESULTS, Result)}
+    waiting = [mutant for mutant in mutants if mutant not in known]
+    commit, copies = present_commit(RESULTS), SimpleQueue[Path]()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(NUM_PROCESSES) as pool:
+        for number in range(NUM_PROCESSES):
+            copies.put(copy_of_repository(Path(folder) / str(number)))
+
+        def try_one(mutant: Mutant) -> Result:
+            copy = copies.get()
+            try:
+                return tried(mutant, copy, commit)
+            finally:
+                copies.put(copy)
+
+        for result in pool.map(try_one, waiting):
+            append_result(RESULTS, result)
+            verdict = "noticed" if result.noticed else "SURVIVED"
+            print(f"{verdict:8} {result.seconds:4.0f} s {result.file}:{result.line} {result.operator}", flush=True)
+
+
+def copy_of_repository(folder: Path) -> Path:
+    """Return a folder with the files that git has, as they are now."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if (source := ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, folder / name)
+    return folder
+
+
+def tried(mutant: Mutant, copy: Path, commit: str) -> Result:
+    """Apply a mutant in a copy, run its tests there and undo it."""
+    file = copy / "platform" / "turnmill" / mutant.file
+    before = file.read_text()
+    began = datetime.now(UTC)
+    try:
+        apply_mutation(file, get_operator(mutant.operator)(), mutant.occurrence)
+        after = file.read_text()
+        noticed = fails(copy, tests_of(PLATFORM / mutant.file))
+    finally:
+        file.write_text(before)
+    old, new = before.splitlines(), after.splitlines()
+    change = "; ".join(f"{a.strip()} -> {b.strip()}" for a, b in zip(old, new, strict=False) if a != b)
+    seconds = (datetime.now(UTC) - began).total_seconds()
+    return Result(
+        **asdict(mutant),
+        change=change[:300],
+        noticed=noticed,
+        seconds=seconds,
+        commit=commit,
+        date=began.date().isoformat(),
+    )
+
+
+def fails(copy: Path, tests: Sequence[Path]) -> bool:
+    """Return whether one of these files of tests fails in a copy, one after the other."""
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = f"{copy}/platform:{copy}/operator"
+    for some in (tests[:1], tests[1:]):
+        command = [
+            str(PYTHON),
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "not slow and not gpu and not e2e",
+        ]
+        command += [str(copy / test.relative_to(ROOT)) for test in some]
+        try:
+            done = subprocess.run(
+                command, cwd=copy, env=environment, capture_output=True, timeout=LIMIT_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return True
+        # 5: none of the tests was chosen.
+        if some and done.returncode not in (0, 5):
+            return True
+    return False
+
+
+@cache
+def tests_of(file: Path) -> tuple[Path, ...]:
+    """Return the files of tests that import a file, or a file that does: those of its name first, then the closest."""
+    tests = [test for test in sorted((ROOT / "tests").rglob("test_*.py")) if not {"e2e", "gpu"} & set(test.parts)]
+    reached, chosen = {file}, list[Path]()
+    while not chosen:
+        chosen = [test for test in tests if reached & used_by(test)]
+        further = {each for each in PLATFORM.rglob("*.py") if reached & set(imported(each))} - reached
+        if not further:
+            break
+        reached |= further
+
+    def distance(test: Path) -> tuple[bool, bool]:
+        return test.stem != f"test_{file.stem}", "integration" in test.parts
+
+    return tuple(sorted(chosen, key=distance))
+
+
+@cache
+def used_by(test: Path) -> frozenset[Path]:
+    """Return the files that a file of tests imports or names, itself or by what else lies in `tests`."""
+    return frozenset(closure([test], lambda each: imported(each) if "tests" in each.parts else ()))
+
+
+def page() -> str:
+    """Return the page of all mutants whose files are as they were."""
+    reasons: dict[str, Any] = tomllib.loads(REASONS.read_text()) if REASONS.exists() else {}
+    current = [r for r in read_results(RESULTS, Result) if hash_code([PLATFORM / r.file])[:12] == r.code]
+    lines = [
+        "# Mutants",
+        "",
+        "Small changes of the code, made by [cosmic-ray](https://cosmic-ray.readthedocs.io/) and drawn at random: of a",
+        "comparison, an operator, a constant, a loop. A test should notice each. What none notices stands below.",
+        "",
+        "```",
+        "make mutants",
+        "```",
+        "",
+        "| room | mutants | noticed | share |",
+        "| --- | --- | --- | --- |",
+    ]
+    for room in ROOMS:
+        own = [result for result in current if result.file.startswith(f"{room}/")]
+        noticed = sum(result.noticed for result in own)
+        share = f"{noticed / len(own):.0%}" if own else ""
+        lines.append(f"| `{room}` | {len(own)} | {noticed} | {share} |")
+    lines += ["", "| not noticed | change | why |", "| --- | --- | --- |"]
+    for result in sorted((r for r in current if not r.noticed), key=lambda r: (r.file, r.line, r.change)):
+        why = reasons.get(result.file, {}).get(result.change, "")
+        change = result.change.replace("|", "\\|").replace("`", "'")
+        lines.append(f"| `{result.file}`, `{result.function}` | `{change}` | {why} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
