@@ -4,7 +4,9 @@ No Ray runs: a quota prevents KubeRay from creating clusters, and the tests writ
 """
 
 import json
+import uuid
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,11 @@ REQUESTS = {"requests": {"cpu": "200m", "memory": "64Mi"}}
 """A head and a worker take 400 of the queue's 500 millicores, so that one job runs at a time."""
 
 
-def cluster_objects(name: str) -> list[dict[str, Any]]:
+RACK = "turnmill.test/rack"
+FAKE = {"key": "kwok", "value": "fake", "effect": "NoSchedule"}
+
+
+def cluster_objects(name: str, flavor_spec: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a ClusterQueue in which higher priorities preempt lower ones, and such a priority."""
     quotas = [{"name": "cpu", "nominalQuota": "500m"}, {"name": "memory", "nominalQuota": "8Gi"}]
     flavor = {"name": name, "resources": quotas}
@@ -33,7 +39,7 @@ def cluster_objects(name: str) -> list[dict[str, Any]]:
     }
     metadata = {"name": name}
     return [
-        {"apiVersion": KUEUE, "kind": "ResourceFlavor", "metadata": metadata},
+        {"apiVersion": KUEUE, "kind": "ResourceFlavor", "metadata": metadata, "spec": flavor_spec},
         {"apiVersion": KUEUE, "kind": "ClusterQueue", "metadata": metadata, "spec": queue},
         {"apiVersion": KUEUE, "kind": "WorkloadPriorityClass", "metadata": metadata, "value": 1000},
     ]
@@ -92,14 +98,13 @@ class QueuedJobs:
         wait_for(f"end of {name}", lambda: self.status(name).get("state") == "Complete" or None, seconds=60)
 
 
-@pytest.fixture
-def namespace(prefix: str) -> Iterator[Namespace]:
-    """A namespace with a queue, in which KubeRay creates no clusters."""
+@contextmanager
+def queued_namespace(prefix: str, template: dict[str, Any], **flavor: Any) -> Iterator[Namespace]:
+    """A namespace with a queue for pods of a template, in which KubeRay creates no clusters."""
     with temporary_namespace(prefix) as fresh:
         if fresh.try_kubectl("get", "crd", "clusterqueues.kueue.x-k8s.io").returncode:
             pytest.skip("no Kueue in the cluster")
         install_definition(fresh)
-        template = pod_template(resources=REQUESTS)
         group = {
             "name": "h100",
             "accelerator": "H100",
@@ -112,13 +117,55 @@ def namespace(prefix: str) -> Iterator[Namespace]:
         team = raw_team(head={"template": template}, workerGroups=[group])
         fresh.apply(NO_CLUSTERS, {**team, "metadata": {"name": team["metadata"]["name"]}})
         queue = {"metadata": {"name": "team"}, "spec": {"clusterQueue": fresh.name}}
-        fresh.apply(*cluster_objects(fresh.name), {"apiVersion": KUEUE, "kind": "LocalQueue", **queue})
+        objects = cluster_objects(fresh.name, flavor)
+        fresh.apply(*objects, {"apiVersion": KUEUE, "kind": "LocalQueue", **queue})
         try:
             yield fresh
         finally:
             fresh.kubectl("delete", "atj,rayjobs,localqueues", "--all", "--timeout=60s")
             for kind in ("clusterqueue", "resourceflavor", "workloadpriorityclass"):
                 fresh.kubectl("delete", kind, fresh.name, "--timeout=60s")
+
+
+@contextmanager
+def racks(names: list[str], prefix: str) -> Iterator[str]:
+    """Two racks of two fake nodes, of which each has room for one pod; yield the name of their topology."""
+    name = f"{prefix}-{uuid.uuid4().hex[:8]}"
+    cluster = Namespace("default")
+    room = {"cpu": "200m", "memory": "1Gi", "pods": "10"}
+    nodes = [
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {
+                "name": f"{name}-{rack}-{number}",
+                "labels": {RACK: rack, "kubernetes.io/hostname": f"{name}-{rack}-{number}", "turnmill.test/pool": name},
+                "annotations": {"kwok.x-k8s.io/node": "fake"},
+            },
+            "spec": {"taints": [FAKE]},
+            "status": {"allocatable": room, "capacity": room},
+        }
+        for rack in names
+        for number in range(2)
+    ]
+    levels = [{"nodeLabel": RACK}, {"nodeLabel": "kubernetes.io/hostname"}]
+    topology = {"apiVersion": KUEUE, "kind": "Topology", "metadata": {"name": name}, "spec": {"levels": levels}}
+    created = json.dumps({"apiVersion": "v1", "kind": "List", "items": [*nodes, topology]})
+    cluster.kubectl("create", "--filename=-", stdin=created)
+    chosen = f"--selector=turnmill.test/pool={name}"
+    try:
+        if cluster.try_kubectl("wait", "--for=condition=Ready", "node", chosen, "--timeout=30s").returncode:
+            pytest.skip("no kwok that makes fake nodes ready")
+        yield name
+    finally:
+        cluster.kubectl("delete", "node", chosen)
+        cluster.kubectl("delete", "topologies.kueue.x-k8s.io", name, "--timeout=60s")
+
+
+@pytest.fixture
+def namespace(prefix: str) -> Iterator[Namespace]:
+    with queued_namespace(prefix, pod_template(resources=REQUESTS)) as fresh:
+        yield fresh
 
 
 @pytest.fixture
@@ -176,3 +223,45 @@ def test_a_queue_that_does_not_exist_is_named_in_the_status(jobs: QueuedJobs):
     jobs.submit("lost", queue="nowhere")
 
     jobs.wait_for_message("lost", "LocalQueue nowhere doesn't exist. See `kubectl describe workload -l")
+
+
+def assignments(namespace: Namespace) -> dict[str, list[str]]:
+    """Return the nodes that Kueue has chosen for each set of pods of the namespace's only Workload."""
+    for workload in namespace.list("workloads"):
+        sets = workload.get("status", {}).get("admission", {}).get("podSetAssignments", ())
+        return {each["name"]: nodes_of(each["topologyAssignment"]) for each in sets if "topologyAssignment" in each}
+    return {}
+
+
+def nodes_of(assignment: dict[str, Any]) -> list[str]:
+    """Return the nodes of an assignment, whose names Kueue shortens by what they have in common."""
+    found = []
+    for part in assignment["slices"]:
+        named = part["valuesPerLevel"][-1]
+        if "universal" in named:
+            found.append(named["universal"])
+        else:
+            each = named["individual"]
+            found += [each.get("prefix", "") + root + each.get("suffix", "") for root in each["roots"]]
+    return found
+
+
+def test_the_workers_of_a_run_get_nodes_of_one_rack(prefix: str, tmp_path: Path):
+    # A head and two workers take 450 of the queue's 500 millicores.
+    template = pod_template(resources={"requests": {"cpu": "150m", "memory": "64Mi"}})
+    template["metadata"] = {"annotations": {"kueue.x-k8s.io/podset-required-topology": RACK}}
+    with racks(["a", "b"], prefix) as topology:
+        flavor = {
+            "nodeLabels": {"turnmill.test/pool": topology},
+            "topologyName": topology,
+            "tolerations": [{"key": "kwok", "operator": "Exists"}],
+        }
+        with queued_namespace(prefix, template, **flavor) as fresh, operator_process(fresh.name, tmp_path / "log"):
+            two_workers = {"nodes": 2, "gpusPerNode": 1}
+            fresh.apply({**job(queue="team", resources__train=two_workers), "metadata": {"name": "wide"}})
+
+            assigned = wait_for("an admission", lambda: assignments(fresh), seconds=60)
+
+    workers = assigned["h100"]
+    assert len(workers) == 2
+    assert len({node.rsplit("-", 1)[0] for node in workers}) == 1
