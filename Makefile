@@ -12,7 +12,7 @@ BUILD_IMAGE ?= buildah build --tag
 JOBS ?= $(shell n=$$(nproc --all); echo $$((n < 4 ? n : 4)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install image extras harnesses run test unit check nightly docs crds dashboards compatibility charts lock audit clean
+.PHONY: help install image extras harnesses run test unit check nightly mutants docs crds dashboards compatibility charts lock audit clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
