@@ -92,7 +92,7 @@ docs: $(STAMP) ## Show the docs site at http://127.0.0.1:8000
 
 mutants: $(STAMP) ## Change the core in small ways and see which changes no test notices: hours
 	@test -x .venv-mutants/bin/cosmic-ray || { $(PYTHON) -m venv .venv-mutants \
-		&& .venv-mutants/bin/pip install --quiet cosmic-ray==8.7.0; }
+		&& .venv-mutants/bin/pip install --quiet --no-deps --require-hashes --requirement requirements/mutants/packages.txt; }
 	@.venv-mutants/bin/python benchmarks/mutants.py run $(ARGS)
 
 crds: $(STAMP) ## Generate the custom resource definition and its reference

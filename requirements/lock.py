@@ -24,6 +24,10 @@ def main() -> None:
         wanted = [*project["dependencies"], *project["optional-dependencies"][extra]]
         compile_pins("\n".join(wanted), FOLDER / f"{extra}.txt")
     compile_pins((FOLDER / "build.in").read_text(), FOLDER / "build.txt")
+    # In an environment of its own, so its versions need not be those of others.
+    compile_pins(
+        (FOLDER / "mutants" / "packages.in").read_text(), FOLDER / "mutants" / "packages.txt", "--generate-hashes"
+    )
     pins: dict[str, str] = {}
     for name in PINS:
         for package, pin in pinned((FOLDER / f"{name}.txt").read_text()).items():

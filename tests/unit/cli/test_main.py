@@ -281,9 +281,15 @@ def test_an_invalid_command_exits_with_2(arguments: list[str]):
     assert main(arguments) == 2
 
 
-def test_crd_prints_the_definition(capsys):
+def test_crd_prints_the_definition_and_the_policy(capsys):
     assert main(["crd"]) == 0
-    assert yaml.safe_load(capsys.readouterr().out)["metadata"]["name"] == "agenttrainingjobs.turnmill.dev"
+    documents = list(yaml.safe_load_all(capsys.readouterr().out))
+    assert {each["metadata"]["name"] for each in documents} == {"agenttrainingjobs.turnmill.dev"}
+    assert [each["kind"] for each in documents] == [
+        "CustomResourceDefinition",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    ]
 
 
 def test_version_is_printed(capsys):
