@@ -16,6 +16,8 @@ from turnmill.core.errors import (
     StaleClaimError,
     StoreFullError,
 )
+from turnmill.trajectories import scripts
+from turnmill.trajectories import store as store_module
 from turnmill.trajectories.base import CallKey, Change, Claim, Recorded
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.embedded import EmbeddedStore
@@ -693,3 +695,14 @@ async def test_writes_that_a_power_cut_undid_are_noticed(new_server, tmp_path: P
         # A trajectory that has not seen the lost call loses nothing.
         assert (await claim(server, replace(SECOND, after=first))).state == {"last": b"call-1"}
         await server.close()
+
+
+async def test_two_primaries_that_claim_in_the_same_microsecond_give_different_tokens(new_server, monkeypatch):
+    still = store_module.BEGIN.source.replace("redis.call('TIME')", "{'1700000000', '7'}")
+    assert still != store_module.BEGIN.source
+    monkeypatch.setattr(store_module, "BEGIN", scripts.of(still))
+
+    # Two trajectories that one store does not know are as one that two stores do not know.
+    tokens = {(await claim(new_server(), CallKey(name, "call"))).token for name in "ab"}
+
+    assert len(tokens) == 2

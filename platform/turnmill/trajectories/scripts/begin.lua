@@ -5,8 +5,9 @@ local tool, has_id, call, stateful = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4] =
 local lease_us, holder, cached, expiry_ms, expired = tonumber(ARGV[5]), ARGV[6], ARGV[7], ARGV[8], ARGV[9]
 -- A call that has ended as many servers as this is not given to another.
 local MAX_SERVERS = 2
--- Where the clock was set back and the last writes were lost, a token must not come again for other content: how far one
--- goes beyond the one before is random, from the holder's first hexadecimal digits.
+-- A token must not come again for other content, where the clock was set back and the last writes were lost, or where two
+-- primaries claim in the same microsecond: how far one goes beyond clock and the one before is random, from the holder's
+-- first hexadecimal digits.
 local RANDOM_DIGITS = 5
 
 if has_id then
@@ -54,7 +55,7 @@ else
     end
   end
   local step = 1 + tonumber(string.sub(holder, 1, RANDOM_DIGITS), 16)
-  claim.token = integer(math.max(get_number('token') + step, time))
+  claim.token = integer(math.max(get_number('token'), time) + step)
   fenced = held and 1 or 0
 end
 set('token', claim.token)
