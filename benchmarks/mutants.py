@@ -66,17 +66,16 @@ class Mutant:
     line: int
     function: str
 
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        """What tells it from others."""
+        return self.file, self.code, self.operator, self.occurrence
+
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What the tests said to a mutant."""
+class Result(Mutant):
+    """A mutant, and what the tests said to it."""
 
-    file: str
-    code: str
-    operator: str
-    occurrence: int
-    line: int
-    function: str
     change: str
     """The changed lines, as `diff` shows them."""
 
@@ -84,11 +83,6 @@ class Result:
     seconds: float
     commit: str
     date: str
-
-    @property
-    def mutant(self) -> Mutant:
-        """The mutant itself."""
-        return Mutant(self.file, self.code, self.operator, self.occurrence, self.line, self.function)
 
 
 def main() -> None:
@@ -136,8 +130,8 @@ def mutants_of(file: Path) -> Iterator[Mutant]:
 
 def try_mutants(mutants: Sequence[Mutant]) -> None:
     """Try those that have no result yet, in parallel, each in a copy of the repository."""
-    known = {result.mutant for result in read_results(RESULTS, Result)}
-    waiting = [mutant for mutant in mutants if mutant not in known]
+    known = {result.key for result in read_results(RESULTS, Result)}
+    waiting = [mutant for mutant in mutants if mutant.key not in known]
     commit, copies = present_commit(RESULTS), SimpleQueue[Path]()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(NUM_PROCESSES) as pool:
         for number in range(NUM_PROCESSES):
@@ -194,19 +188,11 @@ def fails(copy: Path, tests: Sequence[Path]) -> bool:
     """Return whether one of these files of tests fails in a copy, one after the other."""
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = f"{copy}/platform:{copy}/operator"
-    for some in (tests[:1], tests[1:]):
-        command = [
-            str(PYTHON),
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-m",
-            "not slow and not gpu and not e2e",
-        ]
-        command += [str(copy / test.relative_to(ROOT)) for test in some]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not gpu and not e2e"]
+    # Without a file, pytest would run all tests.
+    for some in filter(None, (tests[:1], tests[1:])):
+        files = [str(copy / test.relative_to(ROOT)) for test in some]
+        command = [str(PYTHON), "-m", "pytest", *options, *files]
         try:
             done = subprocess.run(
                 command, cwd=copy, env=environment, capture_output=True, timeout=LIMIT_SECONDS, check=False
@@ -214,7 +200,7 @@ def fails(copy: Path, tests: Sequence[Path]) -> bool:
         except subprocess.TimeoutExpired:
             return True
         # 5: none of the tests was chosen.
-        if some and done.returncode not in (0, 5):
+        if done.returncode not in (0, 5):
             return True
     return False
 

@@ -3,12 +3,19 @@
 import json
 import os
 import time
-from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 from statistics import median
 
-from turnmill.doctor.ranks import NUM_BYTES, REPEATS, all_reduce_rate, all_reduce_seconds, backend_name, wait_for_device
+from turnmill.doctor.ranks import (
+    NUM_BYTES,
+    REPEATS,
+    all_reduce_rate,
+    all_reduce_seconds,
+    backend_with_version,
+    in_words,
+    process_group,
+    wait_for_device,
+)
 from turnmill.doctor.results import CheckFailedError, Machine, Peers
 
 WAY_OUT = (
@@ -24,33 +31,24 @@ def links(machine: Machine) -> str:
 
     assert machine.peers is not None
     local = torch.cuda.device_count() if machine.device == "cuda" else 1
+    number, who = machine.peers.number, f"{machine.peers.number} machines of {in_words(local)}"
     folder = machine.scratch / "links"
     folder.mkdir()
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
         spawn(_measure, args=(machine.peers, local, machine.device, folder), nprocs=local)  # type: ignore[no-untyped-call]
     except Exception as error:
-        raise CheckFailedError(
-            f"{machine.peers.number} machines of {_ranks(local)}: {str(error).strip().splitlines()[-1]}", WAY_OUT
-        ) from error
-    found = json.loads((folder / "0").read_text())
-    return _sentence(found, machine.peers.number, local, machine.device)
-
-
-def _sentence(found: Mapping[str, object], machines: int, local: int, device: str) -> str:
-    """Return what was found among all machines; every one of them says the same."""
-    rates = rates_of_links(found["links"], local, NUM_BYTES[device])  # type: ignore[arg-type]
+        raise CheckFailedError(f"{who}: {str(error).strip().splitlines()[-1]}", WAY_OUT) from error
+    # Every rank has gathered what all have measured.
+    seconds, durations = json.loads((folder / "0").read_text())
+    sums = all_reduce_rate(seconds, number * local, machine.device)
+    rates = rates_of_links(durations, local, NUM_BYTES[machine.device])
     (first, second), slowest = min(rates.items(), key=lambda item: item[1])
-    sums = all_reduce_rate(max(found["sums"]), machines * local, device)  # type: ignore[call-overload]
     return (
-        f"{backend_name(device)}, {machines} machines of {_ranks(local)}: sums {sums / 1e9:.2f} GB/s; "
+        f"{backend_with_version(machine.device)}, {who}: sums {sums / 1e9:.2f} GB/s; "
         f"links {median(rates.values()) / 1e9:.2f} GB/s (median), "
         f"slowest {slowest / 1e9:.2f} GB/s, from machine {first} to {second}"
     )
-
-
-def _ranks(number: int) -> str:
-    return f"{number} rank{'s' * (number > 1)}"
 
 
 def rates_of_links(durations: list[tuple[int, int, float]], local: int, num_bytes: int) -> dict[tuple[int, int], float]:
@@ -66,35 +64,19 @@ def rates_of_links(durations: list[tuple[int, int, float]], local: int, num_byte
 
 def _measure(local_rank: int, peers: Peers, local: int, device: str, folder: Path) -> None:
     """Measure what one rank sees, gather that of all, and write it to a file."""
-    import torch
     from torch import distributed
 
-    torch.set_num_threads(1)
-    if device == "cuda":
-        torch.cuda.set_device(local_rank)
-    world = peers.number * local
-    distributed.init_process_group(
-        backend_name(device).split()[0],
-        init_method=f"tcp://{peers.master}",
-        rank=peers.rank * local + local_rank,
-        world_size=world,
-        timeout=timedelta(seconds=peers.seconds),
-    )
-    own = {
-        "sums": all_reduce_seconds(world, device),
-        "links": [
-            ((peers.rank + distance) % peers.number, _send(peers, distance, local, local_rank, device))
+    rank, world = peers.rank * local + local_rank, peers.number * local
+    with process_group(rank, local_rank, world, device, f"tcp://{peers.master}", peers.seconds):
+        seconds = all_reduce_seconds(world, device)
+        sent = [
+            (peers.rank, (peers.rank + distance) % peers.number, _send(peers, distance, local, local_rank, device))
             for distance in range(1, peers.number)
-        ],
-    }
-    of_all: list[dict[str, object]] = [{} for _ in range(world)]
-    distributed.all_gather_object(of_all, own)
-    distributed.destroy_process_group()
-    found = {
-        "sums": [each["sums"] for each in of_all],
-        "links": [(rank // local, *link) for rank, each in enumerate(of_all) for link in each["links"]],  # type: ignore[attr-defined]
-    }
-    (folder / str(local_rank)).write_text(json.dumps(found))
+        ]
+        of_all: list[tuple[float, list[tuple[int, int, float]]]] = [(seconds, sent)] * world
+        distributed.all_gather_object(of_all, (seconds, sent))
+    slowest, durations = max(each for each, _ in of_all), [link for _, found in of_all for link in found]
+    (folder / str(local_rank)).write_text(json.dumps([slowest, durations]))
 
 
 def _send(peers: Peers, distance: int, local: int, local_rank: int, device: str) -> float:

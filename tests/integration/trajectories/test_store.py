@@ -586,7 +586,7 @@ def test_an_invalid_store_url_is_refused(url):
 
 
 async def lease_end(url: str, store: TrajectoryStore) -> float:
-    """Return when the lease of the claim on the shell ends, by Redis's clock; a token is the time of its claim."""
+    """Return when the lease of the claim on the shell ends, by Redis's clock; a token is at most a second later."""
     async with redis.asyncio.Redis.from_url(url) as client:
         value = await client.hget(store._keys.trajectory(FIRST.trajectory_id), f"lock {SHELL}")
         return int(value.split()[1]) / 1e6
