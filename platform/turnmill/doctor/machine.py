@@ -1,5 +1,6 @@
 """Checks of packages, GPUs, memory and network."""
 
+import ctypes
 import importlib
 import os
 import resource
@@ -88,14 +89,14 @@ def gpus(machine: Machine) -> str:
             f"{len(found)} of the {len(found) + missing} GPUs of spec.resources.train.gpusPerNode",
             "Lower gpusPerNode, or run it on a machine that has them.",
         )
-    return f"CUDA {torch.version.cuda}, driver for CUDA {_driver_version()}: {', '.join(found)}"
+    return f"CUDA {torch.version.cuda}, driver for CUDA {driver_version()}: {', '.join(found)}"
 
 
-def _driver_version() -> str:
-    import torch
-
-    version: int = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
-    return f"{version // 1000}.{version % 1000 // 10}"
+def driver_version() -> str:
+    """Return the newest CUDA that this machine's driver can do, as the driver says. Raises OSError if there is none."""
+    version = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
 def inference_engine(machine: Machine) -> str:

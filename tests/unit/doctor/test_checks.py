@@ -1,5 +1,8 @@
 import json
 import os
+import shutil
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,7 +72,7 @@ def cuda(monkeypatch) -> SimpleNamespace:
     }
     for name, function in torch_cuda.items():
         monkeypatch.setattr(f"torch.cuda.{name}", function)
-    monkeypatch.setattr("torch._C._cuda_getDriverVersion", lambda: 13010, raising=False)
+    monkeypatch.setattr(machine_checks, "driver_version", lambda: "13.1")
     monkeypatch.setattr(machine_checks, "resolve_device", lambda device: device)
     return SimpleNamespace(devices=devices)
 
@@ -82,6 +85,20 @@ def on_gpus(tmp_path: Path, gpus_per_node: int = 1) -> Machine:
 
 def test_gpus_are_listed(cuda, tmp_path):
     assert gpus(on_gpus(tmp_path)).endswith("driver for CUDA 13.1: NVIDIA H100 (80 GiB), NVIDIA H100 (80 GiB)")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_the_driver_is_asked_for_its_version(tmp_path):
+    source, library = tmp_path / "driver.c", tmp_path / "libcuda.so.1"
+    source.write_text("int cuDriverGetVersion(int *version) { *version = 13010; return 0; }")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    command = [sys.executable, "-c", "from turnmill.doctor.machine import driver_version; print(driver_version())"]
+
+    asked = subprocess.run(
+        command, env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True, text=True, check=True
+    )
+
+    assert asked.stdout == "13.1\n"
 
 
 def test_a_gpu_that_is_in_use_or_too_old_is_named(cuda, tmp_path):
