@@ -15,6 +15,7 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
 from turnmill.observability.run_folder import RunFolder
+from turnmill.training.advantages.precision import at_least_float32
 from turnmill.training.verl.distributed_checkpoints import DistributedCheckpoints
 
 BACKENDS = ["fsdp", "fsdp2"]
@@ -63,6 +64,14 @@ class PolicyEngine(_RunEngineMixin, FSDPEngineWithLMHead):
 @EngineRegistry.register(model_type="value_model", backend=BACKENDS, device="cuda", vendor="nvidia")
 class ValueEngine(_RunEngineMixin, FSDPEngineWithValueHead):
     """Engine of the critic."""
+
+    def prepare_model_outputs(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
+        """Return the values, in float32 also where the model computes in bfloat16.
+
+        The queue holds one type per column, and drops what is written in another: advantages are computed from float32.
+        """
+        outputs: dict[str, Tensor] = super().prepare_model_outputs(*args, **kwargs)
+        return {name: at_least_float32(output) for name, output in outputs.items()}
 
     def forward_backward_batch(self, data: TensorDict, *args: object, **kwargs: object) -> object:
         """Compute a mini-batch; losses over turns get the number of its value slots on all ranks.
