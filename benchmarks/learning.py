@@ -36,6 +36,7 @@ from turnmill.observability.summary import validations
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "manifests" / "examples"
 RESULTS = ROOT / "benchmarks" / "results" / "learning.jsonl"
+SAME_STEPS = RESULTS.with_name("same_steps.jsonl")
 PAGE, PICTURES = ROOT / "docs" / "learning.md", ROOT / "docs" / "images" / "learning"
 SEEDS = (0, 1, 2)
 PACKAGES = ROOT / "requirements" / "cpu.txt"
@@ -105,7 +106,9 @@ make nightly
 It takes hours on two cores. A night that was interrupted continues where it was. The results, with their curves, are in
 `benchmarks/results/learning.jsonl`. A result is **stale** if the example, the packages or the code that it uses of
 training, rollout, environments, tasks, tools or jobs has changed since. That of other agent kinds, environments and
-tools does not count. `make check` fails if this page does not say so.
+tools does not count, nor a change with which the first steps of examples of each kind of agent are the same in every digit:
+`benchmarks/same_steps.py` trains them with both states of the code, and keeps what it found in
+`benchmarks/results/same_steps.jsonl`. `make check` fails if this page does not say so.
 Times are of two cores that had other work during some of the runs; processor time is of the run alone.
 """
 
@@ -246,8 +249,28 @@ def hash_of(example: str) -> str:
 
 @cache
 def _hash_of_file(file: Path) -> str:
-    """Return the hash of a file that several examples use."""
-    return hash_code([file])
+    """Return the hash of a file that several examples use: of the first with which their steps are the same."""
+    code, name = hash_code([file]), str(file.relative_to(Path(__file__).parents[1]))
+    earlier = {same.now: same.was for same in reversed(read_results(SAME_STEPS, SameSteps)) if same.file == name}
+    seen = set()
+    while code in earlier and code not in seen:
+        seen.add(code)
+        code = earlier[code]
+    return code
+
+
+@dataclass(frozen=True, slots=True)
+class SameSteps:
+    """A file with which examples do the same steps, in every digit, as with an earlier one; see `same_steps.py`."""
+
+    file: str
+    was: str
+    now: str
+    commit: str
+    """The commit of the earlier one."""
+
+    examples: Sequence[str]
+    date: str
 
 
 # ---- training ----

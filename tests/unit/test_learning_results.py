@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from turnmill.core.code_hash import hash_code
+
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "learning.py"
 
 
@@ -199,3 +201,26 @@ def test_algorithms_are_compared_over_the_seeds_once_two_of_them_have_results(le
     assert "| `grpo` | 3 | 0.250 | 0.900 | 0.65–1.00 |" in section
     assert "| `rloo` | 1 | 0.250 | 0.750 | – |" in section
     assert (learning.PICTURES / "algorithms-compared.svg").read_text().startswith("<?xml")
+
+
+def test_a_result_of_code_with_the_same_steps_is_not_stale(learning, tmp_path, monkeypatch):
+    add(learning, 0)
+    file = learning.files_of(learning.job_of("babyai-goto-cpu"))[0]
+    was, name = learning.hash_code([file]), str(file.relative_to(PROGRAM.parents[1]))
+    changed = {file: "b" * 64}
+    monkeypatch.setattr(learning, "hash_code", lambda files: changed.get(files[0]) or hash_code(files))
+    monkeypatch.setattr(learning, "SAME_STEPS", tmp_path / "same_steps.jsonl")
+    same = {"file": name, "commit": "0a1b2c3", "examples": ["babyai-goto-cpu"], "date": "2026-01-02"}
+
+    def is_current() -> bool:
+        learning.hash_of.cache_clear()
+        learning._hash_of_file.cache_clear()
+        return bool(learning.results()[0].is_current)
+
+    assert not is_current()
+    learning.append_result(learning.SAME_STEPS, learning.SameSteps(**same, was="a" * 64, now="b" * 64))
+    assert not is_current()
+    learning.append_result(learning.SAME_STEPS, learning.SameSteps(**same, was=was, now="a" * 64))
+    assert is_current()
+    changed[file] = "c" * 64
+    assert not is_current()
