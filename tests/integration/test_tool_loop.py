@@ -4,7 +4,6 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from datetime import date
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow
@@ -15,12 +14,12 @@ from pyarrow import parquet
 
 from support.cancelled_calls import cancel_during_call
 from support.http_tools import HttpTools
-from turnmill.core.errors import SettingsError, ToolCallError
+from turnmill.core.errors import SettingsError, ToolCallError, ToolCallTimeoutError
+from turnmill.core.loop_time import LoopTime
 from turnmill.core.observations import INVALID_ACTION_NOTICE
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.jobs.trajectory_algorithms import Grpo
 from turnmill.rollout.token_integrity import count_unsampled_tokens
-from turnmill.rollout.tool_agent import client
 from turnmill.rollout.tool_agent.client import ToolRequest, ToolServerClient, parse_urls
 from turnmill.rollout.tool_agent.rows import EpisodeResult, verl_rows
 from turnmill.testing.agent_loops import END, TOKENIZER, ToolLoopHarness, tool_job
@@ -598,7 +597,7 @@ def dead_port() -> str:
 
 @pytest.mark.feature("verl-tool", "retries of calls and error texts")
 async def test_an_unreachable_server_fails_the_trajectory_and_its_error_is_in_no_context(new_harness):
-    harness = new_harness([CALL, ANSWER], dead_port(), toolCallMaxRetries=1)
+    harness = new_harness([CALL, ANSWER], dead_port(), toolCallTimeout=1.0)
 
     failure = await harness.play()
 
@@ -636,7 +635,7 @@ async def test_a_call_to_a_server_that_hangs_is_retried_on_another_one(new_harne
 @pytest.mark.parametrize(
     ("answer", "cause", "tries"),
     [
-        (web.Response(status=503, headers={"Retry-After": "0"}, text="full"), "tool_server", 3),
+        (web.Response(status=500, headers={"Retry-After": "0"}, text="broken"), "tool_server", 3),
         (web.Response(status=422, text="no"), "tool_refused", 1),
         (web.Response(status=409, text='{"detail": "", "cause": "poison_call"}'), "tool_poison", 1),
         (web.Response(status=409, text='{"detail": "", "cause": "lost_write"}'), "tool_lost_write", 1),
@@ -658,6 +657,14 @@ async def test_failures_have_different_causes_and_numbers_of_tries(new_harness, 
         failure = await harness.play()
 
     assert (failure.cause, len(server.calls)) == (cause, tries)
+
+
+async def test_a_call_that_no_server_took_does_not_count_as_a_retry(new_harness):
+    answers = iter([*(web.Response(status=503) for _ in range(3)), web.Response(status=500), "[2]"])
+    async with HttpTools(lambda call: next(answers)) as server:
+        harness = new_harness([CALL, ANSWER], server, toolCallMaxRetries=1)
+
+        assert text_of(await harness.play()) == f"{CALL}[2]{ANSWER}"
 
 
 @pytest.mark.feature("verl-tool", "servers of verl-tool")
@@ -699,10 +706,10 @@ async def test_a_server_without_call_ids_has_the_whole_timeout(monkeypatch, call
         post = ToolServerClient._post
 
         async def record(
-            self: ToolServerClient, url: str, request: Any, seconds: float, *rest: Any, **more: Any
+            self: ToolServerClient, url: str, request: Any, left: LoopTime, seconds: float, *rest: Any, **more: Any
         ) -> Any:
             allowed.append(seconds)
-            return await post(self, url, request, seconds, *rest, **more)
+            return await post(self, url, request, left, seconds, *rest, **more)
 
         monkeypatch.setattr(ToolServerClient, "_post", record)
         settings = {"timeout_seconds": 8.0, "max_retries": 5, "max_connections": 1}
@@ -744,15 +751,8 @@ async def test_a_temporary_failure_does_not_change_the_trajectory(new_harness):
     assert len({call["call_id"] for call in server.calls}) == 1
 
 
-async def test_a_call_is_not_retried_after_a_pause_beyond_its_timeout(monkeypatch):
-    now = [0.0]
-
-    async def sleep_late(seconds: float) -> None:
-        now[0] += seconds + 60
-
-    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(client, "asyncio", SimpleNamespace(sleep=sleep_late))
-    answers = iter([web.Response(status=503, text="full"), "[2]"])
+async def test_a_call_does_not_wait_for_a_retry_after_its_timeout():
+    answers = iter([web.Response(status=503, headers={"Retry-After": "61"}, text="full"), "[2]"])
     async with HttpTools(lambda call: next(answers)) as server:
         urls = parse_urls(server.url)
         async with ToolServerClient(urls, timeout_seconds=60, max_retries=3, max_connections=1) as caller:
@@ -764,7 +764,7 @@ async def test_a_call_is_not_retried_after_a_pause_beyond_its_timeout(monkeypatc
 
 @pytest.mark.feature("verl-tool", "retries of calls and error texts")
 async def test_errors_are_observations_if_the_job_sets_on_tool_failure_to_text(new_harness):
-    harness = new_harness([CALL], dead_port(), toolCallMaxRetries=0, onToolFailure="text")
+    harness = new_harness([CALL], dead_port(), toolCallTimeout=1.0, onToolFailure="text")
 
     result = await harness.play()
 
@@ -935,3 +935,24 @@ async def test_failed_calls_do_not_change_the_other_trajectories(new_harness):
     assert max(abs(expected[key] - found[key]) for key in survivors) < 1e-6
     assert not any("out of order" in prompt or "503" in prompt for prompt in harness.prompts)
     assert all(result.rows == undisturbed[key].rows for key, result in survivors.items())
+
+
+async def test_time_in_which_the_event_loop_stands_still_is_no_part_of_a_calls_timeout():
+    def answer(call: dict[str, Any]) -> str:
+        # The server of the test has the caller's event loop.
+        time.sleep(3)
+        return "[2]"
+
+    async with HttpTools(answer) as server:
+        urls = parse_urls(server.url)
+        async with ToolServerClient(urls, timeout_seconds=1.5, max_retries=0, max_connections=1) as caller:
+            assert (await caller.call(ToolRequest("t", CALL))).text == "[2]"
+
+
+async def test_a_server_that_does_not_answer_ends_a_call_in_its_time():
+    async with HttpTools(lambda call: "[2]") as hanging:
+        hanging.may_answer.clear()
+        urls = parse_urls(hanging.url)
+        async with ToolServerClient(urls, timeout_seconds=1.5, max_retries=0, max_connections=1) as caller:
+            with pytest.raises(ToolCallTimeoutError, match=r"did not answer within 1.5 s"):
+                await caller.call(ToolRequest("t", CALL))

@@ -127,7 +127,7 @@ class ToolAgent(BaseAgent):
     """Seconds for a tool call, including retries on other servers and the waits between them."""
 
     tool_call_max_retries: int = Field(default=5, ge=0, le=1000)
-    """Retries of a tool call within `toolCallTimeout`."""
+    """Retries of a tool call within `toolCallTimeout`, besides those of calls that no server took."""
 
     on_tool_failure: Literal["fail", "text"] = "fail"
     """Effect of a tool call that fails after all retries: `fail` ends the trajectory as `failed`, without a part in

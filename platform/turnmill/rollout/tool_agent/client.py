@@ -1,6 +1,5 @@
 """Client of tool servers: calls go to any of several servers with retries, and take effect once."""
 
-import asyncio
 import json
 import os
 import random
@@ -23,6 +22,7 @@ from turnmill.core.errors import (
     ToolCallTimeoutError,
     ToolRaisedError,
 )
+from turnmill.core.loop_time import LoopTime
 from turnmill.rollout.tool_agent.replies import Reply, ToolReply, parse_reply
 from turnmill.rollout.tool_agent.tracing import CallStages, trace_config
 
@@ -38,6 +38,7 @@ INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.05, 2.0
 CONNECT_SECONDS = 5.0
 FINISH_SECONDS = 5.0
 HEALTH_SECONDS = 5.0
+NO_LIMIT = aiohttp.ClientTimeout(total=None)
 # Statuses of temporary errors of the server or a proxy.
 RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 REFUSING_STATUSES = frozenset({429, 503})
@@ -119,36 +120,36 @@ class ToolServerClient:
     async def call(self, request: ToolRequest) -> ToolReply:
         """Return the reply to an action. Raises ToolCallError when the timeout or the retries are used up.
 
-        A server that does not know calls by their `call_id` would execute a repeat again. So a call to it has the whole
-        timeout, and is sent again only if the server did not get it.
+        What no server took, as nobody listened or it said that it had no room or no store, is sent again until the
+        timeout, and does not count as a retry: an outage ends calls by their time alone. A server that does not know
+        calls by their `call_id` would execute a repeat again. So a call to it has the whole timeout, and is sent again
+        only if the server did not get it.
         """
-        started = time.monotonic()
-        deadline, remaining = started + self._timeout, self._timeout
+        started, left = time.monotonic(), LoopTime(self._timeout)
         server = self._next = (self._next + 1) % len(self.urls)
-        for attempt in range(self._max_retries + 1):
+        attempt = taken = 0
+        while True:
             # A server that hangs must leave time for another.
-            seconds = remaining if attempt == self._max_retries else max(remaining / 2, min(remaining, 1.0))
+            seconds = left.seconds if taken == self._max_retries else max(left.seconds / 2, min(left.seconds, 1.0))
             stages, url, repeatable = CallStages(), self.urls[server], True
             try:
-                repeatable = await self._is_repeatable(url, min(HEALTH_SECONDS, seconds))
-                seconds = seconds if repeatable else max(deadline - time.monotonic(), 0.001)
-                reply = await self._post(url, request, seconds, stages, reuse_connection=repeatable)
+                repeatable = await self._is_repeatable(url, left, min(HEALTH_SECONDS, seconds))
+                seconds = seconds if repeatable else left.seconds
+                reply = await self._post(url, request, left, seconds, stages, reuse_connection=repeatable)
                 return parse_reply(reply, stages, seconds=time.monotonic() - started)
             except (ToolCallRefusedError, ToolRaisedError):
                 raise
             except ToolCallError as error:
-                if not repeatable and _may_have_arrived(error):
+                may_have_arrived = _may_have_arrived(error)
+                if may_have_arrived and (not repeatable or taken == self._max_retries):
                     raise
-                backoff = _backoff_seconds(attempt + 1, error)
-                if attempt == self._max_retries or time.monotonic() + backoff >= deadline:
+                attempt, taken = attempt + 1, taken + may_have_arrived
+                backoff = _backoff_seconds(attempt, error)
+                if backoff >= left.seconds:
                     raise
-                await asyncio.sleep(backoff)
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:  # aiohttp takes 0 for no limit.
-                    raise
+                await left.sleep(backoff)
                 self.num_retries += 1
                 server = (server + 1) % len(self.urls)
-        raise AssertionError("the last attempt returns or raises")
 
     async def finish(self, trajectory_id: str) -> bool:
         """Release a trajectory at the servers; return whether one of them confirmed it."""
@@ -156,25 +157,29 @@ class ToolServerClient:
         self._next = (self._next + 1) % len(self.urls)
         for offset in range(min(2, len(self.urls))):
             url = self.urls[(self._next + offset) % len(self.urls)]
+            seconds = min(FINISH_SECONDS, self._timeout)
             try:
-                await self._post(url, request, min(FINISH_SECONDS, self._timeout), CallStages(), finish=True)
+                await self._post(url, request, LoopTime(seconds), seconds, CallStages(), finish=True)
             except ToolCallError:
                 continue
             return True
         return False
 
-    async def _is_repeatable(self, url: str, seconds: float) -> bool:
+    async def _is_repeatable(self, url: str, left: LoopTime, seconds: float) -> bool:
         """Return whether a server executes a call once, however often it gets it. Raises ToolCallError."""
         if url not in self._knows_call_ids:
-            health, headers = url.removesuffix(ENDPOINT) + HEALTH, authorization(url)
-            timeout = aiohttp.ClientTimeout(total=seconds)
+            health = url.removesuffix(ENDPOINT) + HEALTH
+
+            async def ask() -> tuple[int, bytes]:
+                async with self._open_session().get(health, headers=authorization(url), timeout=NO_LIMIT) as response:
+                    return response.status, await response.read()
+
             try:
-                async with self._open_session().get(health, headers=headers, timeout=timeout) as response:
-                    raw = await response.read()
+                status, raw = await left.wait(ask(), seconds)
             except (aiohttp.ClientError, OSError) as error:
                 raise _NotDeliveredError(f"{health}: {error or type(error).__name__}") from error
-            if response.status in RETRYABLE_STATUSES:
-                raise _NotDeliveredError(f"{health} answered {response.status}")
+            if status in RETRYABLE_STATUSES:
+                raise _NotDeliveredError(f"{health} answered {status}")
             self._knows_call_ids[url] = _json_object(raw).get("call_ids") is True
         return self._knows_call_ids[url]
 
@@ -182,6 +187,7 @@ class ToolServerClient:
         self,
         url: str,
         request: ToolRequest,
+        left: LoopTime,
         seconds: float,
         stages: CallStages,
         *,
@@ -195,19 +201,22 @@ class ToolServerClient:
             "is_last_step": [finish],
             "extra_fields": [dict(request.extra)],
         }
-        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=min(CONNECT_SECONDS, seconds))
-        try:
+
+        async def exchange() -> Reply:
             async with self._open_session().post(
                 url,
                 json=without_control_characters(body),
                 # A server may close a connection that waits, just as a call is sent over it.
                 headers=authorization(url) | ({} if reuse_connection else {"Connection": "close"}),
-                timeout=timeout,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(CONNECT_SECONDS, seconds)),
                 trace_request_ctx=stages,
             ) as response:
                 raw = await response.read()
                 _require_success(url, response, raw)
                 return await response.json(content_type=None), response.headers, len(raw)
+
+        try:
+            return await left.wait(exchange(), seconds)
         except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
             raise _NotDeliveredError(f"{url} took no connection: {error}") from error
         except TimeoutError as error:
