@@ -37,8 +37,6 @@ spec:
   algorithm: {{type: grpo, minibatchTasks: 1}}
   training: {{steps: 1, tasksPerStep: 1, validation: {{episodes: 1}}}}
   resources: {{device: cpu}}
-  # verl's own is 8192, and it cannot raise it for longer contexts.
-  verl: {{actor_rollout_ref.rollout.max_num_batched_tokens: 32768}}
 """
 
 CONTEXTS = {"codex": 12_000, "claude-code": 12_000, "opencode": 8_000, "qwen-code": 20_000, "mini-swe-agent": 4_000}

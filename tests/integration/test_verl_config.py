@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import OmegaConf
+from transformers import Qwen2Config
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import AdaptiveKLController, AdvantageEstimator, get_kl_controller
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -718,3 +719,26 @@ def test_sequence_parallelism_without_flash_attention_is_refused(name, model, mo
 
     monkeypatch.setattr("turnmill.training.verl.attention.find_spec", lambda package: object())
     assert OmegaConf.select(config_of(job, model, "cuda"), name) == 2
+
+
+def test_on_a_cpu_engines_read_the_longest_row_and_take_the_largest_weight_at_once(tmp_path, model):
+    def rollout(folder: Path, *overrides: str):
+        job = example("babyai-goto-cpu", model, "spec.agent.maxPromptTokens=20000", *overrides)
+        return config_of(job, folder, "cpu").actor_rollout_ref.rollout
+
+    large = Qwen2Config(vocab_size=150_000, hidden_size=64, num_hidden_layers=1, num_attention_heads=1)
+    large.save_pretrained(tmp_path)
+
+    usual, of_large = rollout(model), rollout(tmp_path)
+    as_given = rollout(
+        tmp_path,
+        "spec.verl.actor_rollout_ref.rollout.max_num_batched_tokens=9000",
+        "spec.verl.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=64",
+    )
+
+    assert usual.max_num_batched_tokens == usual.max_model_len > 20_000
+    assert usual.checkpoint_engine.update_weights_bucket_megabytes == 16
+    # 150,000 x 64 numbers of four bytes.
+    assert of_large.checkpoint_engine.update_weights_bucket_megabytes == 37
+    assert as_given.max_num_batched_tokens == 9000
+    assert as_given.checkpoint_engine.update_weights_bucket_megabytes == 64

@@ -17,7 +17,12 @@ from turnmill.training.verl.attention import attention_settings, refuse_costly_m
 from turnmill.training.verl.correction_config import correction_settings, refuse_ignored_correction
 from turnmill.training.verl.known_settings import NO_OTHER_ENGINE, names_without_effect, other_engine, unknown_names
 from turnmill.training.verl.megatron_config import megatron_settings, refuse_megatron_on_cpus, uses_megatron
-from turnmill.training.verl.resource_config import longest_row, refuse_short_micro_batches, resource_settings
+from turnmill.training.verl.resource_config import (
+    longest_row,
+    make_room_on_cpus,
+    refuse_short_micro_batches,
+    resource_settings,
+)
 
 NEVER = 10**9
 # Checkpoint engine that transfers weights to engines on separate devices.
@@ -63,6 +68,8 @@ def build_verl_config(job: AgentTrainingJob, *, model: Path, run_dir: Path, devi
         for name, value in (settings | dict(job.spec.verl)).items():
             OmegaConf.update(config, name, value, merge=True)
         _make_room_for_rows(config, resource_settings(job, device) | dict(job.spec.verl))
+        if device == "cpu":
+            make_room_on_cpus(config, model, job.spec.verl)
         refuse_short_micro_batches(config)
         refuse_ignored_correction(config)
         refuse_wrong_sequence_parallel(config)

@@ -1,12 +1,15 @@
 """verl's settings for the sections `train` and `rollout` of a job's resources."""
 
+import json
 import math
+from collections.abc import Mapping
+from pathlib import Path
 
 from omegaconf import DictConfig
 
 from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob
-from turnmill.jobs.verl_settings import VerlSettings
+from turnmill.jobs.verl_settings import VerlSettings, setting
 
 ACTOR, REFERENCE, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
 CRITIC = "critic"
@@ -55,6 +58,31 @@ def longest_row(config: DictConfig, engine: DictConfig | None = None) -> int:
     sequence_parallel: int = engine.get("ulysses_sequence_parallel_size", 1)
     longest: int = config.actor_rollout_ref.rollout.max_model_len
     return math.ceil(longest / sequence_parallel)
+
+
+def make_room_on_cpus(config: DictConfig, model: Path, given: Mapping[str, object]) -> None:
+    """Let engines read the longest row at once and take the largest weight in one piece, unless `given` sets it.
+
+    Without chunked prefill vLLM refuses longer rows; verl sends no part of a weight through shared memory.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    if setting(given, f"{ROLLOUT}.max_num_batched_tokens", None) is None:
+        rollout.max_num_batched_tokens = max(rollout.max_num_batched_tokens, rollout.max_model_len)
+    transfer = rollout.checkpoint_engine
+    if setting(given, f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", None) is None:
+        needed = math.ceil(_largest_weight_bytes(model) / 2**20)
+        transfer.update_weights_bucket_megabytes = max(transfer.update_weights_bucket_megabytes, needed)
+
+
+def _largest_weight_bytes(model: Path) -> int:
+    """Return the bytes of a model's embeddings or of its widest layer in float32; 0 if its configuration lacks them."""
+    try:
+        config = json.loads((model / "config.json").read_text())
+    except (OSError, ValueError):
+        return 0
+    sizes = config.get("text_config") or config
+    width = max(sizes.get("vocab_size") or 0, sizes.get("intermediate_size") or 0)
+    return 4 * int(sizes.get("hidden_size") or 0) * int(width)
 
 
 def refuse_short_micro_batches(config: DictConfig) -> None:
