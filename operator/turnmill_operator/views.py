@@ -240,7 +240,8 @@ def _replica_failure(cluster: RawObject) -> str:
     """Return the message of a Ray cluster's condition `ReplicaFailure`; empty if it is not true."""
     for found in cluster.get("conditions") or ():
         if found["type"] == "ReplicaFailure" and found["status"] == "True":
-            return str(found.get("message") or found.get("reason") or "")
+            # KubeRay writes the reason and the error as two lines.
+            return ": ".join(str(found.get("message") or found.get("reason") or "").splitlines())
     return ""
 
 

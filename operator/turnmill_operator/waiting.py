@@ -116,7 +116,7 @@ def describe_pending_pods(pods: list[RawObject]) -> str:
         status = pod.get("status") or {}
         for found in status.get("conditions", ()):
             if found["type"] == "PodScheduled" and found["status"] == "False":
-                causes[found.get("message") or found.get("reason", "")] = None
+                causes[_one_line(found.get("message") or found.get("reason"))] = None
         for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
             state = container.get("state") or {}
             waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}

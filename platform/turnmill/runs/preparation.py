@@ -71,12 +71,23 @@ def rewind(folder: RunFolder, job: AgentTrainingJob) -> None:
 
 
 def ensure_model(job: AgentTrainingJob, folder: RunFolder, report: Report, *, cache_dir: Path | None = None) -> Path:
-    """Return the folder of the initial model; a warm start is made unless `cache_dir` has it."""
+    """Return the folder of the initial model; a warm start is made unless `cache_dir` has it.
+
+    Raises SettingsError for a path at which there is no model, as seen from this machine.
+    """
     spec = job.spec
     if spec.model.path is not None:
         # In a cluster, the cache of one pod is no folder of the others.
         found = None if cache_dir is not None and is_hub_name(spec.model.path) else local_folder(spec.model.path)
-        return found or download(spec.model.path, report, None if cache_dir is None else cache_dir / "hub")
+        if found is None:
+            return download(spec.model.path, report, None if cache_dir is None else cache_dir / "hub")
+        if not found.is_dir():
+            raise SettingsError(
+                f"spec.model.path: {spec.model.path!r} is no folder on this machine. Give a folder on storage that "
+                "every machine of the run mounts, or a name on the Hugging Face hub as owner/name."
+            )
+        _require_files(found, spec.model.path, "Give a folder as save_pretrained of transformers leaves it.")
+        return found
     from turnmill.training.warm_start import ensure_warm_start
 
     assert spec.model.warm_start is not None
@@ -110,12 +121,15 @@ def download(name: str, report: Report, cache_dir: Path | None = None) -> Path:
             f"spec.model.path: {name!r} is no folder, and could not be downloaded ({reason}). Give the folder of a "
             f"model, or fetch it with `{fetch_command(name)}` where the network is."
         ) from error
+    _require_files(folder, name, "Name a language model with its tokenizer.")
+    return folder
+
+
+def _require_files(folder: Path, name: str, way_out: str) -> None:
+    """Raise SettingsError if a model lacks its configuration or its tokenizer."""
     missing = [file for file in ("config.json", "tokenizer_config.json") if not (folder / file).is_file()]
     if missing:
-        raise SettingsError(
-            f"spec.model.path: {name!r} has no {' and no '.join(missing)}. Name a language model with its tokenizer."
-        )
-    return folder
+        raise SettingsError(f"spec.model.path: {name!r} has no {' and no '.join(missing)}. {way_out}")
 
 
 _MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py")

@@ -113,7 +113,7 @@ async def test_pods_that_kuberay_cannot_create_are_told_in_the_words_of_the_api_
         "type": "ReplicaFailure",
         "status": "True",
         "reason": "FailedCreateHeadPod",
-        "message": 'pods "job-1-c-head" is forbidden: exceeded quota: team',
+        "message": 'FailedCreateHeadPod\npods "job-1-c-head" is forbidden: exceeded quota: team',
     }
     ray_job = raw_ray_job(
         jobDeploymentStatus="Initializing",
@@ -124,7 +124,7 @@ async def test_pods_that_kuberay_cannot_create_are_told_in_the_words_of_the_api_
 
     found = await reasons(wait_reasons(Lister(**{PODS.group_version: []})), ray_job)
 
-    assert found == ('pods "job-1-c-head" is forbidden: exceeded quota: team', "")
+    assert found == ('FailedCreateHeadPod: pods "job-1-c-head" is forbidden: exceeded quota: team', "")
 
 
 async def test_a_reason_that_is_in_no_status_comes_from_the_last_warning_of_pod_cluster_or_rayjob(clock):

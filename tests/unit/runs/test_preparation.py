@@ -1,8 +1,13 @@
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
+from support.jobs import job
+from support.models import model_without_weights
 from turnmill.core.errors import SettingsError
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.run_folder import RunFolder
 from turnmill.runs import preparation
 from turnmill.runs.preparation import process_environment, resolve_device, runtime_env
 
@@ -68,3 +73,15 @@ def test_workers_keep_a_variable_that_the_user_or_the_pod_has_set(monkeypatch, d
     variables = runtime_env(process_environment(device), [])["env_vars"]
 
     assert not {"NCCL_DEBUG", "VLLM_LOGGING_LEVEL", "HF_HUB_OFFLINE"} & variables.keys()
+
+
+def test_a_run_without_its_model_is_refused_before_it_starts(tmp_path):
+    def model_of(path: Path) -> Path:
+        of_path = AgentTrainingJob.model_validate(job(model={"path": str(path)}))
+        return preparation.ensure_model(of_path, RunFolder(tmp_path), lambda _: None, cache_dir=tmp_path)
+
+    with pytest.raises(SettingsError, match=r"spec.model.path: '.*/none' is no folder on this machine"):
+        model_of(tmp_path / "none")
+    with pytest.raises(SettingsError, match=r"has no config.json and no tokenizer_config.json"):
+        model_of(tmp_path)
+    assert model_of(model_without_weights(tmp_path / "model")) == tmp_path / "model"
