@@ -106,7 +106,8 @@ make nightly
 It takes hours on two cores. A night that was interrupted continues where it was. The results, with their curves, are in
 `benchmarks/results/learning.jsonl`. A result is **stale** if the example, the packages or the code that it uses of
 training, rollout, environments, tasks, tools or jobs has changed since. That of other agent kinds, environments and
-tools does not count, nor a change with which the first steps of examples of each kind of agent are the same in every digit:
+tools does not count, nor a change with which the first steps of examples of each kind of agent are the same in every
+digit:
 `benchmarks/same_steps.py` trains them with both states of the code, and keeps what it found in
 `benchmarks/results/same_steps.jsonl`. `make check` fails if this page does not say so.
 Times are of two cores that had other work during some of the runs; processor time is of the run alone.

@@ -37,7 +37,8 @@ EXAMPLES = (
 
 STEPS = 2
 OF_TIME_AND_MEMORY = re.compile(
-    r"^time$|seconds|timing|perf/|per_second|throughput|step_parts|_time_sec|session_request_time|response_size_mb"
+    r"^time$|seconds|timing|perf/|per_second|throughput|step_parts|time_sec|session_request_time|response_size_mb",
+    re.IGNORECASE,
 )
 """Replies of tool servers say how long a call took, in as many digits as it has."""
 
