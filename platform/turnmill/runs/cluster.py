@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from turnmill.core.errors import RunFailedError, StaleClaimError, StoreError
+from turnmill.core.errors import RunFailedError, SettingsError, StaleClaimError, StoreError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability import logs
 from turnmill.observability.progress import Progress, write_progress
@@ -16,6 +16,7 @@ from turnmill.runs.attempt import Attempt
 from turnmill.runs.fork_server import pod
 from turnmill.runs.preparation import finalize_run, prepare, process_environment, resolve_device, runtime_env
 from turnmill.runs.progress_server import ProgressServer
+from turnmill.runs.server_process import require_access
 from turnmill.runs.watch import Report, start_silence, watch
 from turnmill.training import accelerators
 from turnmill.training.agent_kinds import agent_kind
@@ -60,6 +61,7 @@ def join(attempt: Attempt, *, on_progress: Report | None = None) -> RunFolder:
 
 def _train(attempt: Attempt, folder: RunFolder, report: Report) -> None:
     job = attempt.job
+    _require_tools(attempt)
     device = attempt.device or resolve_device(job.spec.resources.device)
     environment = process_environment(device) | {VARIABLE: str(folder.path)}
     os.environ.update(environment)
@@ -102,6 +104,16 @@ def _addresses(attempt: Attempt, folder: RunFolder) -> Mapping[str, str]:
     if attempt.tool_server_url is not None and kind.needs_tool_server():
         addresses["tool_server_url"] = attempt.tool_server_url
     return addresses
+
+
+def _require_tools(attempt: Attempt) -> None:
+    """Raise RunFailedError if the tool servers that trajectories will call refuse the run."""
+    own = getattr(attempt.job.spec.agent, "tool_server_url", None)
+    team = attempt.tool_server_url if agent_kind(attempt.job.spec.agent).needs_tool_server() else None
+    try:
+        require_access(own or team)
+    except SettingsError as error:
+        raise RunFailedError(str(error), "settings") from error
 
 
 async def _claim_run(store_url: str, run: str, attempt: int) -> None:

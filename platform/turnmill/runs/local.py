@@ -29,6 +29,7 @@ from turnmill.runs.preparation import (
     rewind,
     runtime_env,
 )
+from turnmill.runs.server_process import require_access
 from turnmill.runs.services import services
 from turnmill.runs.watch import Report, start_silence, watch
 from turnmill.training import accelerators
@@ -70,6 +71,7 @@ def launch(
         try:
             prepare(folder, job, resume=resume)
             with finalize_run(folder):
+                require_access(getattr(job.spec.agent, "tool_server_url", None))
                 model = ensure_model(job, folder, report)
                 train = partial(_train, job, model, folder, device, owner, report)
                 _with_retries(train, job, folder, owner)

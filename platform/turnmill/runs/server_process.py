@@ -5,6 +5,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from turnmill.core.errors import SettingsError
+
 
 def is_healthy(url: str) -> bool:
     """Return whether a server answers at `/health`."""
@@ -13,6 +15,27 @@ def is_healthy(url: str) -> bool:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False
+
+
+def require_access(urls: str | None) -> None:
+    """Raise SettingsError if one of these tool servers refuses the run's token; one that is silent may come later."""
+    from turnmill.rollout.tool_agent.client import TOKEN, authorization, parse_urls
+
+    # Calls do not go through a proxy either.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    for url in parse_urls(urls or ""):
+        try:
+            # No call: a server that lets it in answers that it takes no GET.
+            opener.open(urllib.request.Request(url, headers=authorization(url)), timeout=5).close()
+        except urllib.error.HTTPError as error:
+            if error.code in (401, 403):
+                raise SettingsError(
+                    f"The tool server {url} refuses the run ({error.code}): the token in {TOKEN} is "
+                    f"{'not its own' if authorization(url) else 'missing'}. Give it that of the server; in a team's "
+                    "namespace, restart the tool servers after a change of their Secret."
+                ) from None
+        except OSError:
+            continue
 
 
 def stop(process: "subprocess.Popen[bytes]", seconds: float) -> None:

@@ -9,8 +9,10 @@ import httpx
 import pytest
 
 from support.server_process import NewServer
-from turnmill.core.errors import ToolCallRefusedError
+from turnmill.core.errors import SettingsError, ToolCallRefusedError
+from turnmill.core.ports import free_port
 from turnmill.rollout.tool_agent.client import TOKEN, ToolRequest, ToolServerClient
+from turnmill.runs.server_process import require_access
 
 BODY = {"trajectory_ids": ["t"], "actions": ["count"]}
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -29,7 +31,13 @@ def test_the_loop_sends_the_token_of_its_environment(
 
     with pytest.raises(ToolCallRefusedError, match="answered 401"):
         asyncio.run(call())
+    with pytest.raises(SettingsError, match=rf"{server.url} refuses the run \(401\): the token in {TOKEN} is missing"):
+        require_access(server.url)
+    monkeypatch.setenv(TOKEN, "another")
+    with pytest.raises(SettingsError, match="is not its own"):
+        require_access(f"http://127.0.0.1:{free_port()},{server.url}")
     monkeypatch.setenv(TOKEN, SECRET)
+    require_access(server.url)
     assert asyncio.run(call()) == "count 1"
 
 
