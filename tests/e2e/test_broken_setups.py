@@ -76,8 +76,9 @@ def test_no_such_queue_and_no_quota(broken):
     if namespace.try_kubectl("get", "crd", "clusterqueues.kueue.x-k8s.io").returncode:
         pytest.skip("no Kueue in the cluster")
     name = namespace.name
-    quotas = [{"name": "cpu", "nominalQuota": "50m"}, {"name": "memory", "nominalQuota": "8Gi"}]
-    flavor = {"coveredResources": ["cpu", "memory"], "flavors": [{"name": name, "resources": quotas}]}
+    quotas = {"cpu": "50m", "memory": "64Gi", "ephemeral-storage": "64Gi"}
+    resources = [{"name": resource, "nominalQuota": quota} for resource, quota in quotas.items()]
+    flavor = {"coveredResources": list(quotas), "flavors": [{"name": name, "resources": resources}]}
     matching = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}, "resourceGroups": [flavor]}
     queue = {"metadata": {"name": "small"}, "spec": {"clusterQueue": name}}
     namespace.apply(
