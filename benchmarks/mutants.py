@@ -1,6 +1,6 @@
 """Changes the core in small ways by cosmic-ray, one at a time, and says which changes no test notices.
 
-.venv-mutants/bin/python benchmarks/mutants.py run [--number 60] [--seed 0] [ROOM...]
+.venv-mutants/bin/python benchmarks/mutants.py run [--number 60] [--seed 0] [--survivors] [ROOM...]
 .venv-mutants/bin/python benchmarks/mutants.py page
 
 `run` draws mutants of each room at random, applies each to a copy of the repository and runs there the tests that
@@ -11,6 +11,7 @@ each. One that was drawn before and whose file has not changed since is not trie
 """
 
 import argparse
+import ast
 import os
 import random
 import shutil
@@ -93,11 +94,12 @@ def main() -> None:
     run.add_argument("rooms", nargs="*", default=ROOMS, metavar="ROOM")
     run.add_argument("--number", type=int, default=60, help="mutants of each room")
     run.add_argument("--seed", type=int, default=0)
+    run.add_argument("--survivors", action="store_true", help="try those again that no test noticed")
     commands.add_parser("page")
     options = parser.parse_args()
     if options.command == "run":
         for room in options.rooms:
-            try_mutants(draw(room, options.number, options.seed))
+            try_mutants(draw(room, options.number, options.seed), again=options.survivors)
     PAGE.write_text(page())
 
 
@@ -128,9 +130,9 @@ def mutants_of(file: Path) -> Iterator[Mutant]:
             )
 
 
-def try_mutants(mutants: Sequence[Mutant]) -> None:
-    """Try those that have no result yet, in parallel, each in a copy of the repository."""
-    known = {result.key for result in read_results(RESULTS, Result)}
+def try_mutants(mutants: Sequence[Mutant], *, again: bool) -> None:
+    """Try those that have no result yet, and `again` those that survived, in parallel, in copies of the repository."""
+    known = {key for key, result in latest().items() if result.noticed or not again}
     waiting = [mutant for mutant in mutants if mutant.key not in known]
     commit, copies = present_commit(RESULTS), SimpleQueue[Path]()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(NUM_PROCESSES) as pool:
@@ -148,6 +150,11 @@ def try_mutants(mutants: Sequence[Mutant]) -> None:
             append_result(RESULTS, result)
             verdict = "noticed" if result.noticed else "SURVIVED"
             print(f"{verdict:8} {result.seconds:4.0f} s {result.file}:{result.line} {result.operator}", flush=True)
+
+
+def latest() -> dict[Any, Result]:
+    """Return the last result of each mutant, by its key."""
+    return {result.key: result for result in read_results(RESULTS, Result)}
 
 
 def copy_of_repository(folder: Path) -> Path:
@@ -212,7 +219,7 @@ def tests_of(file: Path) -> tuple[Path, ...]:
     reached, chosen = {file}, list[Path]()
     while not chosen:
         chosen = [test for test in tests if reached & used_by(test)]
-        further = {each for each in PLATFORM.rglob("*.py") if reached & set(imported(each))} - reached
+        further = {each for each in PLATFORM.rglob("*.py") if reached & {*imported(each), *started(each)}} - reached
         if not further:
             break
         reached |= further
@@ -224,6 +231,13 @@ def tests_of(file: Path) -> tuple[Path, ...]:
 
 
 @cache
+def started(file: Path) -> frozenset[Path]:
+    """Return the programs beside a file whose names stand in it, such as `with_name("store_supervisor.py")`."""
+    texts = {node.value for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.Constant)}
+    return frozenset(file.parent / text for text in texts if isinstance(text, str) and text.endswith(".py"))
+
+
+@cache
 def used_by(test: Path) -> frozenset[Path]:
     """Return the files that a file of tests imports or names, itself or by what else lies in `tests`."""
     return frozenset(closure([test], lambda each: imported(each) if "tests" in each.parts else ()))
@@ -232,7 +246,7 @@ def used_by(test: Path) -> frozenset[Path]:
 def page() -> str:
     """Return the page of all mutants whose files are as they were."""
     reasons: dict[str, Any] = tomllib.loads(REASONS.read_text()) if REASONS.exists() else {}
-    current = [r for r in read_results(RESULTS, Result) if hash_code([PLATFORM / r.file])[:12] == r.code]
+    current = [r for r in latest().values() if hash_code([PLATFORM / r.file])[:12] == r.code]
     lines = [
         "# Mutants",
         "",
