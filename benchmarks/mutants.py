@@ -116,10 +116,12 @@ def draw(room: str, number: int, seed: int) -> list[Mutant]:
 
 def mutants_of(file: Path) -> Iterator[Mutant]:
     """Yield all mutants of a file."""
-    code = hash_code([file])[:12]
+    code, lines = hash_code([file])[:12], file.read_text().splitlines()
     for item in _all_work_items([file], {}):
         (mutation,) = item.mutations
-        if not any(word in mutation.operator_name for word in SKIPPED_OPERATORS):
+        # The star before keyword arguments is no operator.
+        is_signature = lines[mutation.start_pos[0] - 1].strip().startswith(("def ", "async def ", "*,"))
+        if not is_signature and not any(word in mutation.operator_name for word in SKIPPED_OPERATORS):
             yield Mutant(
                 file.relative_to(PLATFORM).as_posix(),
                 code,

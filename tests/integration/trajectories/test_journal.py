@@ -6,6 +6,7 @@ import redis.asyncio
 from turnmill.core.errors import StaleClaimError, StoreFullError
 from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn
 from turnmill.trajectories.client import deadline_in
+from turnmill.trajectories.embedded import EmbeddedStore
 from turnmill.trajectories.journal import TrajectoryJournal
 from turnmill.trajectories.keys import Keys
 from turnmill.trajectories.settings import StoreSettings
@@ -268,3 +269,19 @@ async def test_an_attempt_may_claim_the_run_twice(attempt_at_run):
     await attempt_at_run(2).claim_run(deadline=soon())
 
     assert (await attempt_at_run(2).open("sample-0", deadline=soon())).turns == ()
+
+
+async def test_a_store_without_memory_refuses_turns_and_finishes_trajectories():
+    with EmbeddedStore() as small:
+        journal = TrajectoryJournal.from_url(small.url, "run")
+        async with redis.asyncio.Redis.from_url(small.url) as client:
+            trajectory = await journal.append(await journal.open("a", deadline=soon()), FIRST, deadline=soon())
+            await client.config_set("maxmemory", 1)
+
+            with pytest.raises(StoreFullError):
+                await journal.append(trajectory, SECOND, deadline=deadline_in(1))
+            finished = await journal.finish(trajectory, TrajectoryOutcome(), deadline=soon())
+            await client.config_set("maxmemory", 0)
+
+            assert (await journal.read("a", deadline=soon())).outcome == finished.outcome == TrajectoryOutcome()
+        await journal.close()
