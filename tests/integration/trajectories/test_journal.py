@@ -285,3 +285,20 @@ async def test_a_store_without_memory_refuses_turns_and_finishes_trajectories():
 
             assert (await journal.read("a", deadline=soon())).outcome == finished.outcome == TrajectoryOutcome()
         await journal.close()
+
+
+async def test_a_trajectory_that_is_open_stays_for_its_own_time_and_a_finished_one_for_another(
+    new_journal, redis_url, request
+):
+    journal = new_journal(StoreSettings(expiry_seconds=5000, finished_seconds=1000))
+    async with redis.asyncio.Redis.from_url(redis_url) as client:
+
+        async def seconds_left() -> int:
+            return await client.ttl(Keys(request.node.name).journal("kept"))
+
+        opened = await journal.open("kept", deadline=soon())
+        assert 1000 < await seconds_left() <= 5000
+        appended = await journal.append(opened, FIRST, deadline=soon())
+        assert 1000 < await seconds_left() <= 5000
+        await journal.finish(appended, TrajectoryOutcome(), deadline=soon())
+        assert 0 < await seconds_left() <= 1000
