@@ -48,6 +48,9 @@ NUM_PROCESSES = 2
 LIMIT_SECONDS = 600.0
 """A mutant whose tests take longer counts as noticed, as with cosmic-ray."""
 
+ENOUGH_FILES = 12
+"""Files of tests for a mutant: with fewer that import its file, those follow that import what imports it."""
+
 SKIPPED_OPERATORS = ("BitOr", "ExceptionReplacer", "RemoveDecorator", "NumberReplacer")
 """`|` is mostly part of a type; wrong exceptions and decorators fail at import; most numbers are times and sizes."""
 
@@ -218,18 +221,16 @@ def fails(copy: Path, tests: Sequence[Path]) -> bool:
 def tests_of(file: Path) -> tuple[Path, ...]:
     """Return the files of tests that import a file, or a file that does: those of its name first, then the closest."""
     tests = [test for test in sorted((ROOT / "tests").rglob("test_*.py")) if not {"e2e", "gpu"} & set(test.parts)]
-    reached, chosen = {file}, list[Path]()
-    while not chosen:
-        chosen = [test for test in tests if reached & used_by(test)]
+    reached, chosen, closest = {file}, list[Path](), 0
+    while len(chosen) < ENOUGH_FILES:
+        own = [test for test in tests if test not in chosen and reached & used_by(test)]
+        chosen += sorted(own, key=lambda test: (test.stem != f"test_{file.stem}", "integration" in test.parts))
+        closest = closest or len(chosen)
         further = {each for each in PLATFORM.rglob("*.py") if reached & {*imported(each), *started(each)}} - reached
         if not further:
             break
         reached |= further
-
-    def distance(test: Path) -> tuple[bool, bool]:
-        return test.stem != f"test_{file.stem}", "integration" in test.parts
-
-    return tuple(sorted(chosen, key=distance))
+    return tuple(chosen[: max(ENOUGH_FILES, closest)])
 
 
 @cache
