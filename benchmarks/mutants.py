@@ -122,8 +122,8 @@ def mutants_of(file: Path) -> Iterator[Mutant]:
     code, lines = hash_code([file])[:12], file.read_text().splitlines()
     for item in _all_work_items([file], {}):
         (mutation,) = item.mutations
-        # The star before keyword arguments is no operator.
-        is_signature = lines[mutation.start_pos[0] - 1].strip().startswith(("def ", "async def ", "*,"))
+        # The star before keyword arguments is no operator; what decorators say, types and linters notice.
+        is_signature = lines[mutation.start_pos[0] - 1].strip().startswith(("def ", "async def ", "*,", "@"))
         if not is_signature and not any(word in mutation.operator_name for word in SKIPPED_OPERATORS):
             yield Mutant(
                 file.relative_to(PLATFORM).as_posix(),
