@@ -204,12 +204,14 @@ def test_algorithms_are_compared_over_the_seeds_once_two_of_them_have_results(le
 
 
 def test_a_result_of_code_with_the_same_steps_is_not_stale(learning, tmp_path, monkeypatch):
+    monkeypatch.setattr(learning, "SAME_STEPS", tmp_path / "same_steps.jsonl")
+    learning.hash_of.cache_clear()
+    learning._hash_of_file.cache_clear()
     add(learning, 0)
     file = learning.files_of(learning.job_of("babyai-goto-cpu"))[0]
     was, name = learning.hash_code([file]), str(file.relative_to(PROGRAM.parents[1]))
     changed = {file: "b" * 64}
     monkeypatch.setattr(learning, "hash_code", lambda files: changed.get(files[0]) or hash_code(files))
-    monkeypatch.setattr(learning, "SAME_STEPS", tmp_path / "same_steps.jsonl")
     same = {"file": name, "commit": "0a1b2c3", "examples": ["babyai-goto-cpu"], "date": "2026-01-02"}
 
     def is_current() -> bool:

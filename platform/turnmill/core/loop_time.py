@@ -1,9 +1,9 @@
 """Time limits that do not count the time in which the event loop stands still."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 SLICE_SECONDS = 1.0
 """Waits are cut into slices of this length; one in which the event loop stood still counts as one slice."""
@@ -22,7 +22,7 @@ class LoopTime:
         self.seconds = seconds
         """Seconds that are left."""
 
-    async def wait(self, coroutine: Coroutine[Any, Any, ValueT], seconds: float) -> ValueT:
+    async def wait(self, coroutine: Awaitable[ValueT], seconds: float) -> ValueT:
         """Return what a coroutine returns; after `seconds`, or what is left, cancel it and raise TimeoutError."""
         task = asyncio.ensure_future(coroutine)
         limit = min(seconds, self.seconds)
