@@ -5,7 +5,7 @@
 
 `run` draws mutants of each room at random, applies each to a copy of the repository and runs there the tests that
 import the file, those of its own name first, until one fails. It adds a line to `benchmarks/results/mutants.jsonl` for
-each. One that was drawn before and whose file has not changed since is not tried again. `page` writes
+each. One that was drawn before, and whose file has not changed since, is not tried again. `page` writes
 `docs/mutants.md`: for each room the share that tests noticed, and all others with the reason that
 `benchmarks/results/survivors.toml` gives.
 """
@@ -97,12 +97,16 @@ def main() -> None:
     run.add_argument("rooms", nargs="*", default=ROOMS, metavar="ROOM")
     run.add_argument("--number", type=int, default=60, help="mutants of each room")
     run.add_argument("--seed", type=int, default=0)
-    run.add_argument("--survivors", action="store_true", help="try those again that no test noticed")
+    run.add_argument(
+        "--survivors", action="store_true", help="try those again that no test noticed, instead of drawing others"
+    )
     commands.add_parser("page")
     options = parser.parse_args()
     if options.command == "run":
         for room in options.rooms:
-            try_mutants(draw(room, options.number, options.seed), again=options.survivors)
+            drawn = survivors(room) if options.survivors else draw(room, options.number, options.seed)
+            known = set() if options.survivors else latest().keys()
+            try_mutants([mutant for mutant in drawn if mutant.key not in known])
     PAGE.write_text(page())
 
 
@@ -135,10 +139,8 @@ def mutants_of(file: Path) -> Iterator[Mutant]:
             )
 
 
-def try_mutants(mutants: Sequence[Mutant], *, again: bool) -> None:
-    """Try those that have no result yet, and `again` those that survived, in parallel, in copies of the repository."""
-    known = {key for key, result in latest().items() if result.noticed or not again}
-    waiting = [mutant for mutant in mutants if mutant.key not in known]
+def try_mutants(mutants: Sequence[Mutant]) -> None:
+    """Try mutants in parallel, each in a copy of the repository."""
     commit, copies = present_commit(RESULTS), SimpleQueue[Path]()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(NUM_PROCESSES) as pool:
         for number in range(NUM_PROCESSES):
@@ -151,10 +153,19 @@ def try_mutants(mutants: Sequence[Mutant], *, again: bool) -> None:
             finally:
                 copies.put(copy)
 
-        for result in pool.map(try_one, waiting):
+        for result in pool.map(try_one, mutants):
             append_result(RESULTS, result)
             verdict = "noticed" if result.noticed else "SURVIVED"
             print(f"{verdict:8} {result.seconds:4.0f} s {result.file}:{result.line} {result.operator}", flush=True)
+
+
+def survivors(room: str) -> list[Mutant]:
+    """Return the mutants of a room that no test noticed, as far as their files are as they were."""
+    found = [result for result in latest().values() if result.file.startswith(f"{room}/") and not result.noticed]
+    drawable = {
+        mutant.key: mutant for file in {PLATFORM / result.file for result in found} for mutant in mutants_of(file)
+    }
+    return [drawable[result.key] for result in found if result.key in drawable]
 
 
 def latest() -> dict[Any, Result]:
