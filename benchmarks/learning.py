@@ -18,7 +18,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -107,8 +107,7 @@ It takes hours on two cores. A night that was interrupted continues where it was
 `benchmarks/results/learning.jsonl`. A result is **stale** if the example, the packages or the code that it uses of
 training, rollout, environments, tasks, tools or jobs has changed since. That of other agent kinds, environments and
 tools does not count, nor a change with which the first steps of examples of each kind of agent are the same in every
-digit:
-`benchmarks/same_steps.py` trains them with both states of the code, and keeps what it found in
+digit: `benchmarks/same_steps.py` trains them with both states of the code, and keeps what it found in
 `benchmarks/results/same_steps.jsonl`. `make check` fails if this page does not say so.
 Times are of two cores that had other work during some of the runs; processor time is of the run alone.
 """
@@ -251,13 +250,18 @@ def hash_of(example: str) -> str:
 @cache
 def _hash_of_file(file: Path) -> str:
     """Return the hash of a file that several examples use: of the first with which their steps are the same."""
-    code, name = hash_code([file]), str(file.relative_to(Path(__file__).parents[1]))
-    earlier = {same.now: same.was for same in reversed(read_results(SAME_STEPS, SameSteps)) if same.file == name}
-    seen = set()
-    while code in earlier and code not in seen:
-        seen.add(code)
-        code = earlier[code]
-    return code
+    place, seen = (str(file.relative_to(Path(__file__).parents[1])), hash_code([file])), set[tuple[str, str]]()
+    while place in _earlier() and place not in seen:
+        seen.add(place)
+        place = place[0], _earlier()[place]
+    return place[1]
+
+
+@cache
+def _earlier() -> Mapping[tuple[str, str], str]:
+    """Return, by file and hash, the hash of an earlier one with which the steps of examples are the same."""
+    # Of two results the older one counts.
+    return {(same.file, same.now): same.was for same in reversed(read_results(SAME_STEPS, SameSteps))}
 
 
 @dataclass(frozen=True, slots=True)

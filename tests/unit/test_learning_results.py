@@ -203,10 +203,14 @@ def test_algorithms_are_compared_over_the_seeds_once_two_of_them_have_results(le
     assert (learning.PICTURES / "algorithms-compared.svg").read_text().startswith("<?xml")
 
 
+def forget_hashes(learning: ModuleType) -> None:
+    for cached in (learning.hash_of, learning._hash_of_file, learning._earlier):
+        cached.cache_clear()
+
+
 def test_a_result_of_code_with_the_same_steps_is_not_stale(learning, tmp_path, monkeypatch):
     monkeypatch.setattr(learning, "SAME_STEPS", tmp_path / "same_steps.jsonl")
-    learning.hash_of.cache_clear()
-    learning._hash_of_file.cache_clear()
+    forget_hashes(learning)
     add(learning, 0)
     file = learning.files_of(learning.job_of("babyai-goto-cpu"))[0]
     was, name = learning.hash_code([file]), str(file.relative_to(PROGRAM.parents[1]))
@@ -215,8 +219,7 @@ def test_a_result_of_code_with_the_same_steps_is_not_stale(learning, tmp_path, m
     same = {"file": name, "commit": "0a1b2c3", "examples": ["babyai-goto-cpu"], "date": "2026-01-02"}
 
     def is_current() -> bool:
-        learning.hash_of.cache_clear()
-        learning._hash_of_file.cache_clear()
+        forget_hashes(learning)
         return bool(learning.results()[0].is_current)
 
     assert not is_current()

@@ -15,9 +15,10 @@
 --
 -- A script is called with all keys that it touches, as a cluster would otherwise run it while it moves some of them.
 --
--- Times are microseconds of Redis's clock: one clock for all servers. Tokens come from it too, with a random part of up to
--- a second, so that none comes again where a trajectory was deleted or lost and begun anew. The clock may jump: no claim is judged by it. UNTIL changes with
--- each renewal, and a server that has seen the same UNTIL for a whole lease, by its own clock, takes the claim over.
+-- Times are microseconds of Redis's clock: one clock for all servers. Tokens come from it too, with a random part of up
+-- to a second, so that none comes again where a trajectory was deleted or lost and begun anew. The clock may jump: no
+-- claim is judged by it. UNTIL changes with each renewal, and a server that has seen the same UNTIL for a whole lease, by
+-- its own clock, takes the claim over.
 
 local TRAJECTORY = KEYS[1]
 local CALLS = TRAJECTORY .. ':calls'
