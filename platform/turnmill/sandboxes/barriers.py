@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from turnmill.sandboxes.base import Limits
 from turnmill.sandboxes.syscall_filter import Permissions
 
 
@@ -22,6 +23,9 @@ class Barriers:
 
     own_mounts: bool = False
     """Each task sees only its own workspace in that root; used without Landlock, as in gVisor."""
+
+    own_cgroup: bool = False
+    """The CPU time of a task is that of a cgroup, which has that of all ended processes as well; in gVisor."""
 
     own_user: bool = False
     """Each task runs as a user of its own."""
@@ -45,6 +49,14 @@ class Barriers:
         """
         return self.has_landlock and self.pid_namespace and self.own_user and not self.own_mounts
 
+    def memory_bytes(self, limits: Limits) -> int:
+        """Return the memory that a task may take; its files are in memory if it has mounts of its own."""
+        return limits.memory_bytes + (self.workspace_bytes(limits) if self.own_mounts else 0)
+
+    def workspace_bytes(self, limits: Limits) -> int:
+        """Return the size of a workspace's own file system; beyond the limit on files the monitor ends a task."""
+        return int(1.1 * limits.file_bytes)
+
     @property
     def permissions(self) -> Permissions:
         """System calls that the filter may allow because of other mechanisms."""
@@ -54,4 +66,5 @@ class Barriers:
             attributes=self.own_user,
             truncate=self.landlock_abi >= 3 or self.own_user,
             first_process=not self.own_mounts,
+            timers=not self.own_mounts,
         )

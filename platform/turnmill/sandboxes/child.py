@@ -12,6 +12,7 @@ from turnmill.sandboxes import kernel, processes, wire
 from turnmill.sandboxes.barriers import Barriers
 from turnmill.sandboxes.base import Command, Function, SandboxTask
 from turnmill.sandboxes.confinement import apply_limits, confine
+from turnmill.sandboxes.cpu_time import group_of, join_group
 from turnmill.sandboxes.interpreter import VALUE_DESCRIPTOR, call_function, reset_after_fork, run_and_exit, run_program
 from turnmill.sandboxes.landlock_rules import Rules, build_ruleset
 from turnmill.sandboxes.namespaces import namespace_for_child
@@ -91,6 +92,8 @@ def _run_child(
     status = pipes.status[1]
     try:
         os.setsid()
+        if settings.barriers.own_cgroup:
+            join_group(group_of(workspace.folder))
         confine(settings.barriers, ruleset, settings.syscall_filter, workspace.folder, workspace.user)
         _take_descriptors(pipes)
         status = _STATUS

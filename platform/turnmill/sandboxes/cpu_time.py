@@ -1,7 +1,8 @@
 """CPU time of a task with all its processes, also those that nobody waits for.
 
 The kernel adds the CPU time of an ended process to that of a parent that waits for it. If the parent has switched that
-off, as by ignoring SIGCHLD, the time is nowhere to be found, and many brief processes could use the whole machine.
+off, as by ignoring SIGCHLD, the time is nowhere to be found, and many brief processes could use the whole machine. In
+gVisor, the processes of a task are in a group, a cgroup of the controller `cpuacct`, which has all of it.
 """
 
 import os
@@ -9,7 +10,8 @@ import resource
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from turnmill.sandboxes.measurements import Process
+from turnmill.sandboxes.measurements import Process, read_file
+from turnmill.sandboxes.namespaces import CGROUPS
 
 
 class TaskCpuTime:
@@ -19,8 +21,13 @@ class TaskCpuTime:
     it has threads at each measurement.
     """
 
-    def __init__(self, earlier_seconds: float, now: float) -> None:
-        """Begin at the time `now`; the task's processes have used `earlier_seconds` for earlier tasks."""
+    def __init__(self, earlier_seconds: float, now: float, group: str | None = None) -> None:
+        """Begin at the time `now`; the task's processes have used `earlier_seconds` for earlier tasks.
+
+        `group` is the folder of the group that has them, where there is one.
+        """
+        self._group = group
+        self._earlier_group_seconds = _group_seconds(group) if group else 0.0
         self._waited = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.earlier_seconds = earlier_seconds
         self._measured_at = now
@@ -39,6 +46,8 @@ class TaskCpuTime:
 
     def add(self, processes: Mapping[int, Process], listed: Iterable[int], now: float) -> float:
         """Return the CPU time until now, given the processes of the pids that were `listed` just before."""
+        if self._group is not None:
+            return _group_seconds(self._group) - self._earlier_group_seconds
         waited_faults = resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
         if not self.loses_children:
             self.loses_children = loses_children(
@@ -53,6 +62,21 @@ class TaskCpuTime:
         self._known_seconds, self._waited_faults = known, waited_faults
         self._processes, self._measured_at = processes, now
         return known + self._lost_seconds
+
+
+def group_of(workspace: str) -> str:
+    """Return the folder of the group for the tasks of a workspace."""
+    return f"{CGROUPS}/{os.path.basename(workspace)}"
+
+
+def join_group(group: str) -> None:
+    """Put this process into a group, and with it all that it starts."""
+    with open(f"{group}/cgroup.procs", "w") as file:
+        file.write(str(os.getpid()))
+
+
+def _group_seconds(group: str) -> float:
+    return int(read_file(f"{group}/cpuacct.usage")) / 1e9
 
 
 def loses_children(

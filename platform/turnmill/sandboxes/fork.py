@@ -71,9 +71,11 @@ class ForkSandbox:
         """
         check(task)
         arrived = time.monotonic()
-        async with self._admission.admitted(task.limits.memory_bytes):
+        barriers = await self.start()
+        async with self._admission.admitted(barriers.memory_bytes(task.limits)):
             waiting_seconds = time.monotonic() - arrived
-            require_room(self._settings.parent_folder, task.limits.file_bytes)
+            if not barriers.own_mounts:
+                require_room(self._settings.parent_folder, task.limits.file_bytes)
             server = await self._server(self._warm_packages(task), network=task.limits.network)
             return replace(await server.run(task), waiting_seconds=waiting_seconds)
 

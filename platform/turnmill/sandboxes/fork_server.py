@@ -27,9 +27,10 @@ from turnmill.sandboxes import kernel, processes, wire, workspaces
 from turnmill.sandboxes.barriers import Barriers
 from turnmill.sandboxes.child import SupervisorSettings
 from turnmill.sandboxes.confinement import FIRST_USER, NUM_USERS, can_change_user, prepare_filter
+from turnmill.sandboxes.cpu_time import group_of
 from turnmill.sandboxes.interpreter import reset_interpreter
 from turnmill.sandboxes.landlock_rules import Rules, open_rules
-from turnmill.sandboxes.namespaces import enter_namespaces, namespace_for_child
+from turnmill.sandboxes.namespaces import Namespaces, enter_namespaces, namespace_for_child
 from turnmill.sandboxes.supervisor import supervise
 from turnmill.sandboxes.workspaces import Workspace
 
@@ -74,18 +75,19 @@ class ForkServer:
         if not options.confined:
             return Barriers(confined=False, network=network)
         abi = kernel.landlock_abi()
-        pid, net, root = False, False, False
+        entered = Namespaces()
         if options.namespaces:
-            pid, net, root = enter_namespaces(self.folder, self.packages, network=network)
-        if abi == 0 and not (pid and root):
+            entered = enter_namespaces(self.folder, self.packages, network=network)
+        if abi == 0 and not (entered.pid and entered.root):
             raise RuntimeError("Landlock is missing: it takes Linux 5.13 with `landlock` among its security modules")
         return Barriers(
             network=network,
             landlock_abi=abi,
-            pid_namespace=pid,
-            network_namespace=net,
-            own_root=root,
+            pid_namespace=entered.pid,
+            network_namespace=entered.network,
+            own_root=entered.root,
             own_mounts=abi == 0,
+            own_cgroup=entered.cgroups,
             own_user=can_change_user(),
         )
 
@@ -152,6 +154,9 @@ class ForkServer:
             if wait_status != 0 and folder:
                 with suppress(OSError):
                     workspaces.remove(folder)
+            if self.barriers.own_cgroup and folder:
+                with suppress(OSError):
+                    os.rmdir(group_of(folder))
             if reservation is not None:
                 reservation.close()
 

@@ -2,21 +2,36 @@
 
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from turnmill.core import forking
 from turnmill.sandboxes import kernel
 from turnmill.sandboxes.visible_paths import DEVICES, FULL, ZERO, list_only_paths, readable_paths
 
+CGROUPS = "/cgroups"
+"""Folder of the new root with the groups of processes whose CPU time gVisor's kernel adds up."""
+
 _ASIDE = "/aside"
 """Empty folder of the new root, used while a mount is moved."""
 
 
-def enter_namespaces(folder: str, packages: list[str], *, network: bool) -> tuple[bool, bool, bool]:
-    """Enter as many namespaces as the machine allows; return whether pid, network and root namespaces work."""
+@dataclass(frozen=True, slots=True)
+class Namespaces:
+    """Which namespaces a process is in, and whether it can make groups that count CPU time."""
+
+    pid: bool = False
+    network: bool = False
+    root: bool = False
+    cgroups: bool = False
+
+
+def enter_namespaces(folder: str, packages: list[str], *, network: bool) -> Namespaces:
+    """Enter as many namespaces as the machine allows, and return which ones work."""
     flags = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
     flags |= 0 if network else kernel.CLONE_NEWNET
     user, group = os.geteuid(), os.getegid()
+    own_users = False
     try:
         kernel.unshare(flags)
     except OSError:
@@ -27,13 +42,14 @@ def enter_namespaces(folder: str, packages: list[str], *, network: bool) -> tupl
             Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
             Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
         except OSError:
-            return False, False, False
+            return Namespaces()
         _continue_in_child()
-    own_root = False
+        own_users = True
+    own_root, cgroups = False, False
     with suppress(OSError):
-        _change_root(folder, packages)
+        cgroups = _change_root(folder, packages, own_users=own_users)
         own_root = True
-    return _pid_namespaces_work(), not network, own_root
+    return Namespaces(_pid_namespaces_work(), not network, own_root, cgroups)
 
 
 def _continue_in_child() -> None:
@@ -75,8 +91,12 @@ class namespace_for_child:  # noqa: N801
         os.close(self.own)
 
 
-def _change_root(folder: str, packages: list[str]) -> None:
-    """Switch to a root in which only the readable paths, a few devices, /proc and the tasks' folder exist."""
+def _change_root(folder: str, packages: list[str], *, own_users: bool) -> bool:
+    """Switch to a root in which only the readable paths, a few devices, /proc and the tasks' folder exist.
+
+    Return True if there are groups in CGROUPS, too. In a user namespace of its own, a process may mount them in gVisor;
+    in Linux it may not, where they would be those of the machine.
+    """
     root = f"{folder}/root"
     os.makedirs(root, exist_ok=True)
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
@@ -85,11 +105,28 @@ def _change_root(folder: str, packages: list[str]) -> None:
         _bind_read_only(root, path)
     os.makedirs(f"{root}/tmp", exist_ok=True)
     os.mkdir(root + _ASIDE)
+    cgroups = own_users and _mount_cgroups(root + CGROUPS)
     for path in ("/proc", f"{folder}/tasks"):
         os.makedirs(root + path, exist_ok=True)
         kernel.mount(path, root + path, "", kernel.MS_BIND | kernel.MS_REC)
     os.symlink("/proc/self/fd", f"{root}/dev/fd")
     kernel.pivot_root(root)
+    return cgroups
+
+
+def _mount_cgroups(folder: str) -> bool:
+    os.mkdir(folder)
+    try:
+        kernel.mount("cgroup", folder, "cgroup", kernel.MS_NOSUID | kernel.MS_NODEV, "cpuacct")
+    except OSError:
+        return False
+    return True
+
+
+def mount_workspace(workspace: str, num_bytes: int) -> None:
+    """Create the folder of a workspace with a file system in memory, of so many bytes, unnamed files included."""
+    os.mkdir(workspace, 0o700)
+    kernel.mount("tmpfs", workspace, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"mode=700,size={num_bytes}")
 
 
 def hide_other_tasks(workspace: str) -> None:
@@ -97,12 +134,13 @@ def hide_other_tasks(workspace: str) -> None:
     kernel.unshare(kernel.CLONE_NEWNS)
     tasks = os.path.dirname(workspace)
     kernel.mount(workspace, _ASIDE, "", kernel.MS_BIND)
-    for path in (tasks, "/proc"):
+    hidden = [tasks, "/proc", *([CGROUPS] if os.path.exists(CGROUPS) else [])]
+    for path in hidden:
         kernel.mount("tmpfs", path, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=111,size=4k")
     os.mkdir(workspace)
     kernel.mount(_ASIDE, workspace, "", kernel.MS_BIND)
     kernel.unmount(_ASIDE)
-    for path in ("/", tasks, "/proc"):
+    for path in ("/", *hidden):
         kernel.remount_read_only(path)
 
 

@@ -12,9 +12,11 @@ from dataclasses import replace
 from typing import NoReturn
 
 from turnmill.core import forking
-from turnmill.sandboxes import processes, wire, workspaces
+from turnmill.sandboxes import kernel, processes, wire, workspaces
 from turnmill.sandboxes.child import Pipes, SupervisorSettings, fork_child
 from turnmill.sandboxes.confinement import build_environment, confine_supervisor
+from turnmill.sandboxes.cpu_time import group_of
+from turnmill.sandboxes.namespaces import mount_workspace
 from turnmill.sandboxes.persistent_worker import PersistentTaskServer
 from turnmill.sandboxes.task_monitor import TaskMonitor
 from turnmill.sandboxes.workspaces import Workspace
@@ -36,6 +38,10 @@ def supervise(
     """
     try:
         forking.adopt_orphans()
+        if settings.barriers.own_mounts:
+            kernel.unshare(kernel.CLONE_NEWNS)  # Mounts of workspaces end with this process.
+        if settings.barriers.own_cgroup:
+            os.mkdir(group_of(workspace.folder))
         confine_supervisor(settings.barriers, settings.supervisor_rules)
         os.environ.clear()
         os.environ.update(build_environment(workspace.home, workspace.temporary))
@@ -58,10 +64,17 @@ def _serve_task(
     settings: SupervisorSettings, workspace: Workspace, connection: socket.socket, parent_pipe: int
 ) -> bool:
     """Prepare a process, wait for a task and run it; return True if there may be another."""
+    own_mounts, message = settings.barriers.own_mounts, None
+    if own_mounts:
+        # The size of a file system of its own comes with the task.
+        message = wire.wait_for_outline(connection, parent_pipe)
+        if message is None:
+            return False
+        mount_workspace(workspace.folder, settings.barriers.workspace_bytes(message[0].limits))
     workspaces.create(workspace.folder, workspace.user)
     pipes = Pipes()
     child = fork_child(settings, workspace, pipes)
-    message = wire.wait_for_outline(connection, parent_pipe)
+    message = message or wire.wait_for_outline(connection, parent_pipe)
     if message is None:
         return False
     task, (file, *copies) = message
@@ -79,6 +92,8 @@ def _serve_task(
     except Exception as error:
         processes.kill_descendants(settings.barriers, workspace.user)
         report, may_go_on = wire.failure(error), False
+    if own_mounts:
+        kernel.unmount(workspace.folder)
     may_go_on = workspaces.remove(workspace.folder) and may_go_on and not monitor.cancelled
     if not monitor.cancelled:
         wire.send_report(connection, replace(report, last=not may_go_on), files)

@@ -33,6 +33,7 @@ _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETPIPE_SZ = 8, 10, 15, 1031
 _F_OFD_SETLK, _F_OFD_SETLKW = 37, 38
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 4, 22
 _RLIMIT_CORE = 4
+_FILE_TYPE, _CHARACTERS, _BLOCKS = 0xF000, 0x2000, 0x6000
 _CLOSE_RANGE_UNSHARE = 2
 _FALLOC_KEEP_SIZE = 1
 _ALL_PROCESSES = 0xFFFFFFFF
@@ -63,6 +64,9 @@ class Permissions:
 
     first_process: bool = True
     """The kernel protects the first process of a pid namespace from signals of the others; gVisor does not."""
+
+    timers: bool = True
+    """The kernel limits the number of timers; gVisor does not."""
 
 
 def build_filter(permissions: Permissions, own_pid: int, machine: str | None = None) -> bytes:
@@ -149,7 +153,7 @@ def _blocks(permissions: Permissions, own_pid: int) -> dict[str, list[Instructio
         _load_argument(0),
         *_require(_AF_UNIX),
         _load_socket_type(),
-        _mask_socket_type(),
+        _mask(_SOCK_TYPE),
         *_require(_SOCK_STREAM),
         *_allow(),
     ]
@@ -160,7 +164,7 @@ def _blocks(permissions: Permissions, own_pid: int) -> dict[str, list[Instructio
             (_JUMP_EQUAL, 1, 0, _AF_INET6),
             _refuse(errno.EPERM),
             _load_socket_type(),
-            _mask_socket_type(),
+            _mask(_SOCK_TYPE),
             (_JUMP_EQUAL, 2, 0, _SOCK_STREAM),
             (_JUMP_EQUAL, 1, 0, _SOCK_DGRAM),
             _refuse(errno.EPERM),
@@ -181,6 +185,8 @@ def _blocks(permissions: Permissions, own_pid: int) -> dict[str, list[Instructio
         _refuse(errno.EOPNOTSUPP),
         *_allow(),
     ]
+    # In gVisor, whoever may write to a file system in memory may make devices there.
+    blocks["mknod"], blocks["mknodat"] = _refuse_devices(1), _refuse_devices(2)
     blocks["prctl"] = _refuse_values(0, _PR_SET_SECCOMP, _PR_SET_DUMPABLE)  # The latter would hide it from its monitor.
     for name in _ON_OTHER_PROCESSES:
         blocks[name] = [_load_argument(0), *_require(0), *_allow()]
@@ -206,6 +212,8 @@ def _blocks(permissions: Permissions, own_pid: int) -> dict[str, list[Instructio
     if not permissions.first_process:
         blocks |= dict.fromkeys(_SIGNALS, _refuse_values(0, 1, _ALL_PROCESSES))
         blocks["pidfd_open"] = _refuse_values(0, 1)
+    if not permissions.timers:
+        blocks["timer_create"] = [_refuse(errno.ENOSYS)]  # Programs then use `setitimer`, of which there is one.
     if not permissions.signals:
         blocks["pidfd_open"] = blocks["pidfd_send_signal"] = blocks["tkill"] = refuse
         for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
@@ -225,9 +233,15 @@ def _load_socket_type() -> Instruction:
     return _load_argument(1)
 
 
-def _mask_socket_type() -> Instruction:
-    """Remove the flags from a socket's type."""
-    return (0x54, 0, 0, _SOCK_TYPE)
+def _mask(bits: int) -> Instruction:
+    """Keep only these bits of what was loaded."""
+    return (0x54, 0, 0, bits)
+
+
+def _refuse_devices(mode: int) -> list[Instruction]:
+    """Return the instructions for a call that makes files whose mode is this argument."""
+    loaded = [_load_argument(mode), _mask(_FILE_TYPE)]
+    return [*loaded, (_JUMP_EQUAL, 1, 0, _CHARACTERS), (_JUMP_EQUAL, 0, 1, _BLOCKS), _refuse(errno.EPERM), *_allow()]
 
 
 def _return(verdict: int) -> Instruction:

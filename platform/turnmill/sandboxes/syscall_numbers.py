@@ -123,7 +123,10 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "lsetxattr": (189, 6),
     "fsetxattr": (190, 7),
     "setsockopt": (54, 208),
+    "timer_create": (222, 107),
     # Checked by their arguments.
+    "mknod": (133, None),
+    "mknodat": (259, 33),
     "mmap": (9, 222),
     "close_range": (436, 436),
     "setrlimit": (160, 164),

@@ -14,7 +14,7 @@ from contextlib import suppress
 from turnmill.sandboxes import measurements, memory_files, processes, wire, workspaces
 from turnmill.sandboxes.base import Limit
 from turnmill.sandboxes.child import READY, Pipes, SupervisorSettings
-from turnmill.sandboxes.cpu_time import TaskCpuTime
+from turnmill.sandboxes.cpu_time import TaskCpuTime, group_of
 from turnmill.sandboxes.workspaces import Workspace
 
 _FLOOD = 64
@@ -67,7 +67,8 @@ class TaskMonitor:
         }
         self.value = memory_files.Output(pipes.value[0], self._max_value_bytes() + 1)
         self.elapsed_seconds = 0.0
-        self.cpu_time = TaskCpuTime(earlier_cpu_seconds, time.monotonic())
+        group = group_of(workspace.folder) if settings.barriers.own_cgroup else None
+        self.cpu_time = TaskCpuTime(earlier_cpu_seconds, time.monotonic(), group)
 
     def start(self) -> None:
         """Pass the request on; the task's process reads all of it before anything untrusted runs."""

@@ -71,7 +71,7 @@ def choose_path(parent: str) -> str:
 
 def create(path: str, user: int | None) -> None:
     """Create a workspace: a home and a folder for temporary files, owned by `user`."""
-    os.mkdir(path, 0o700)
+    os.makedirs(path, 0o700, exist_ok=True)
     for name in (HOME, TEMPORARY):
         os.mkdir(f"{path}/{name}", 0o700)
         if user is not None:
@@ -149,8 +149,10 @@ def collect(path: str, max_bytes: int) -> dict[str, bytes] | None:
 def remove(path: str) -> bool:
     """Delete a workspace of any depth, all of whose processes have ended; return True if it was empty."""
     try:
-        for name in (HOME, TEMPORARY, ""):
-            os.rmdir(f"{path}/{name}")
+        for name in (HOME, TEMPORARY):
+            if os.path.lexists(f"{path}/{name}"):  # Else it went with a file system of its own.
+                os.rmdir(f"{path}/{name}")
+        os.rmdir(path)
     except OSError:
         _remove_all(path)
         return False

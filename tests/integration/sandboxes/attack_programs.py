@@ -89,12 +89,12 @@ ATTACKS = [
     Attack(
         "writes into the workspace of another task",
         "open(TARGETS['neighbour'] + '/note', 'w').write('changed')",
-        lambda scene, result: (Path(scene.neighbour) / "note").read_text() == "changed",
+        lambda scene, result: (scene.neighbour_home / "note").read_text() == "changed",
     ),
     Attack(
         "locks another task out of its workspace",
         "os.chmod(TARGETS['neighbour'], 0)",
-        lambda scene, result: Path(scene.neighbour).stat().st_mode & 0o777 == 0,
+        lambda scene, result: scene.neighbour_home.stat().st_mode & 0o777 == 0,
     ),
     Attack("overwrites a file outside", "open(TARGETS['open_file'], 'w').write('changed')", _changes_file),
     Attack("deletes a file outside", "os.unlink(TARGETS['open_file'])", _changes_file),

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 
 from attack_programs import ATTACKS, BRIEF, NOBODY, POD, PREAMBLE, Attack, Result
@@ -69,7 +70,12 @@ class Scene:
         (folder / "folder").mkdir(mode=0o777)
         self.library = os.__file__
         self.library_text = Path(self.library).read_bytes()
+        self.neighbour_home: Path | None = None
+        """Home of the neighbour as it is seen here."""
+
         self.neighbour = ""
+        """The same as the neighbour sees it."""
+
         self.tasks: Path | None = None
         self.workspace: Path | None = None
         arguments = [sys.executable, "-I", "-S", "-c", VICTIM, str(folder / "signalled")]
@@ -115,6 +121,11 @@ class Scene:
             "setuid_program": SETUID_PROGRAM,
             "mark": self.mark,
         }
+
+    def find_tasks(self) -> None:
+        """Find the folder of all workspaces from the neighbour's home."""
+        self.neighbour = os.path.realpath(self.neighbour_home)
+        self.tasks = Path(self.neighbour).parent.parent
 
     def has_received_data(self) -> bool:
         """Return whether a socket has received anything."""
@@ -205,9 +216,10 @@ def new_scene() -> Iterator[Scene]:
 def run_bare(attack: Attack, scene: Scene) -> Result:
     """Run an attack as a runner without a sandbox does: in a subprocess, with a deadline and a pipe for the result."""
     scene.workspace = Path(tempfile.mkdtemp(prefix="bare-"))
-    scene.neighbour = str(scene.folder / "neighbour" / "home")
-    Path(scene.neighbour).mkdir(parents=True)
-    (Path(scene.neighbour) / "note").write_text(scene.secret)
+    scene.neighbour_home = scene.folder / "neighbour" / "home"
+    scene.neighbour = str(scene.neighbour_home)
+    scene.neighbour_home.mkdir(parents=True)
+    (scene.neighbour_home / "note").write_text(scene.secret)
     reading, writing = os.pipe()
     leaking, leak = os.pipe()
     os.write(leak, scene.secret.encode())
@@ -261,10 +273,10 @@ async def run_in_sandbox(sandbox: ForkSandbox, attack: Attack, scene: Scene) -> 
     neighbour = asyncio.create_task(sandbox.run(SandboxTask(Python(note), limits=Limits(seconds=30))))
     try:
         deadline = time.monotonic() + 10
-        while not scene.neighbour and time.monotonic() < deadline:
+        while scene.neighbour_home is None and time.monotonic() < deadline:
             await asyncio.sleep(0.005)
-            scene.neighbour = find_neighbour()
-        scene.tasks = Path(scene.neighbour).parent.parent
+            scene.neighbour_home = find_neighbour()
+        scene.find_tasks()
         program = Python(source(attack, scene, is_bare=False))
         outcome = await sandbox.run(SandboxTask(program, limits=attack.limits, keep_files=True))
         result = Result(outcome.stdout, dict(outcome.files or {}), outcome.seconds, outcome.exit_code)
@@ -275,19 +287,23 @@ async def run_in_sandbox(sandbox: ForkSandbox, attack: Attack, scene: Scene) -> 
         await asyncio.to_thread(wait_until_gone)
 
 
-def find_neighbour() -> str:
-    """Return the home of the task that has written a note; an empty string if there is none."""
-    for note in Path(tempfile.gettempdir()).glob("turnmill-sandbox-*/tasks/*/home/note"):
+def find_neighbour() -> Path | None:
+    """Return the home of the task that has written a note.
+
+    Where workspaces are mounts of a task's own, it is seen as the working directory of the task's process.
+    """
+    homes = Path(tempfile.gettempdir()).glob("turnmill-sandbox-*/tasks/*/home")
+    for home in chain(homes, Path("/proc").glob("[0-9]*/cwd")):
         # The file may disappear with its task at any moment.
-        with suppress(FileNotFoundError):
-            if note.read_text():
-                return str(note.parent)
-    return ""
+        with suppress(OSError):
+            if "/tasks/" in os.path.realpath(home) and (home / "note").read_text():
+                return home
+    return None
 
 
 def wait_until_gone() -> None:
     """Wait until the neighbour has ended."""
-    while find_neighbour():
+    while find_neighbour() is not None:
         time.sleep(0.005)
 
 

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from turnmill.sandboxes.cpu_time import loses_children
+from turnmill.sandboxes.cpu_time import TaskCpuTime, loses_children
 from turnmill.sandboxes.measurements import Process
 
 SUPERVISOR = 1
@@ -42,3 +42,12 @@ def test_a_child_is_lost_if_nobody_learns_what_it_has_used(before, now, waited_f
 
 def test_a_parent_that_ends_during_the_measurement_proves_nothing():
     assert not loses_children(by_pid(SHELL, CHILD), {}, listed=[SHELL.pid], waited_faults=0)
+
+
+def test_a_group_has_the_cpu_time_of_processes_that_nobody_has_waited_for(tmp_path):
+    usage = tmp_path / "cpuacct.usage"
+    usage.write_text("3000000000\n")
+    cpu_time = TaskCpuTime(0.0, now=0.0, group=str(tmp_path))
+    usage.write_text("7500000000\n")
+
+    assert cpu_time.add({}, [], now=1.0) == 4.5

@@ -1,6 +1,7 @@
 import errno
 import itertools
 import socket
+import stat
 import struct
 from dataclasses import fields
 
@@ -274,3 +275,19 @@ def test_a_change_of_the_limit_on_core_dumps_has_no_effect(machine):
 def test_a_process_cannot_hide_from_its_monitor():
     assert judge("prctl", 4, 0) == errno.EPERM
     assert judge("prctl", 15, 0) == ALLOWED
+
+
+@MACHINES
+def test_files_may_be_pipes_but_no_devices(machine):
+    path = 1 << 40
+
+    for kind, expected in ((stat.S_IFCHR, errno.EPERM), (stat.S_IFBLK, errno.EPERM), (stat.S_IFIFO, ALLOWED)):
+        assert judge("mknodat", -100, path, kind | 0o600, machine=machine) == expected
+        if number_of("mknod", machine) is not None:
+            assert judge("mknod", path, kind | 0o600, machine=machine) == expected
+
+
+@MACHINES
+def test_timers_need_a_kernel_that_limits_them(machine):
+    assert judge("timer_create", 1, machine=machine) == ALLOWED
+    assert judge("timer_create", 1, machine=machine, timers=False) == errno.ENOSYS
