@@ -240,7 +240,7 @@ def arguments_of(example: str) -> list[str]:
 @cache
 def hash_of(example: str) -> str:
     """Return the hash of all that decides what an example learns: its file, settings, code and packages; 12 digits."""
-    total = hashlib.sha256(" ".join(map(_hash_of_file, files_of(job_of(example)))).encode())
+    total = hashlib.sha256(" ".join(filter(None, map(_hash_of_file, files_of(job_of(example))))).encode())
     for file in (job_of(example), PACKAGES):
         total.update(b"\n".join(line for line in file.read_bytes().splitlines() if not line.lstrip().startswith(b"#")))
     total.update(" ".join(arguments_of(example)).encode())
@@ -249,7 +249,10 @@ def hash_of(example: str) -> str:
 
 @cache
 def _hash_of_file(file: Path) -> str:
-    """Return the hash of a file that several examples use: of the first with which their steps are the same."""
+    """Return the hash of a file that several examples use: of the first with which their steps are the same.
+
+    It is empty if the file was added, and the steps are the same as without it.
+    """
     place, seen = (str(file.relative_to(Path(__file__).parents[1])), hash_code([file])), set[tuple[str, str]]()
     while place in _earlier() and place not in seen:
         seen.add(place)
@@ -266,7 +269,10 @@ def _earlier() -> Mapping[tuple[str, str], str]:
 
 @dataclass(frozen=True, slots=True)
 class SameSteps:
-    """A file with which examples do the same steps, in every digit, as with an earlier one; see `same_steps.py`."""
+    """A file with which examples do the same steps, in every digit, as with an earlier one; see `same_steps.py`.
+
+    `was` is empty if there was no such file.
+    """
 
     file: str
     was: str

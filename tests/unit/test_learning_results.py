@@ -229,3 +229,22 @@ def test_a_result_of_code_with_the_same_steps_is_not_stale(learning, tmp_path, m
     assert is_current()
     changed[file] = "c" * 64
     assert not is_current()
+
+
+def test_a_file_that_was_added_without_changing_any_step_leaves_results_valid(learning, tmp_path, monkeypatch):
+    monkeypatch.setattr(learning, "SAME_STEPS", tmp_path / "same_steps.jsonl")
+    forget_hashes(learning)
+    add(learning, 0)
+    added = PROGRAM.parents[1] / "platform" / "turnmill" / "tasks" / "added.py"
+    files = learning.files_of(learning.job_of("babyai-goto-cpu"))
+    monkeypatch.setattr(learning, "files_of", lambda job: [*files, added])
+    monkeypatch.setattr(learning, "hash_code", lambda paths: "a" * 64 if paths == [added] else hash_code(paths))
+    same = {"commit": "0a1b2c3", "examples": ["babyai-goto-cpu"], "date": "2026-01-02", "was": "", "now": "a" * 64}
+
+    def is_current() -> bool:
+        forget_hashes(learning)
+        return bool(learning.results()[0].is_current)
+
+    assert not is_current()
+    learning.append_result(learning.SAME_STEPS, learning.SameSteps(file="platform/turnmill/tasks/added.py", **same))
+    assert is_current()

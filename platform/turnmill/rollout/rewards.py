@@ -10,7 +10,7 @@ from turnmill.tasks import Answer, Task, TaskSource
 async def compute_reward(answer: Answer, task: Task, source: TaskSource, *, episode_name: str) -> float:
     """Return the reward of an answer from the task's source. Raises RewardError with the episode's name."""
     try:
-        reward = float(await asyncio.to_thread(source.reward, task, answer))
+        reward = await source.score(task, answer)
     except Exception as error:
         raise RewardError(f"{episode_name}: its reward could not be computed: {error!r}") from error
     return require_finite(reward, episode_name=episode_name)

@@ -1,5 +1,6 @@
 """Base class of task sources."""
 
+import asyncio
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -81,6 +82,10 @@ class TaskSource(ABC):
     @abstractmethod
     def reward(self, task: Task, answer: Answer) -> float:
         """Return the reward of an answer; a positive one counts as solved."""
+
+    async def score(self, task: Task, answer: Answer) -> float:
+        """Return the reward of an answer: that of `reward`, in another thread, unless a subclass has to wait for it."""
+        return float(await asyncio.to_thread(self.reward, task, answer))
 
     def prediction(self, task: Task, answer: Answer) -> str | None:
         """Return what the answer says, for votes among samples of a validation: equal texts are the same vote.

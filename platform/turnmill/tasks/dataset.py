@@ -5,15 +5,16 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from turnmill.core.errors import SettingsError
 from turnmill.core.seeds import VALIDATION_SEEDS
 from turnmill.jobs.options import EnvironmentOptions
 from turnmill.tasks import rewards
 from turnmill.tasks.base import Answer, Task, TaskSource, stable_hash
+from turnmill.tasks.judge import Judge, JudgeOptions
 
 Row = dict[str, Any]
 """One row of a data set, whose columns may hold anything."""
@@ -39,7 +40,17 @@ class DatasetOptions(EnvironmentOptions):
 
     reward: str = "exact_match"
     """`exact_match`, `boxed_match`, `math_verify`, or `package.module:function` of a function of your own; `verl` is
-    verl's reward for the row's `data_source`, and `verl:FILE:function` a function with verl's signature."""
+    verl's reward for the row's `data_source`, and `verl:FILE:function` a function with verl's signature. `judge` asks
+    a model."""
+
+    judge: JudgeOptions | None = None
+    """The model that gives rewards, if `reward` is `judge`."""
+
+    @model_validator(mode="after")
+    def _check_judge(self) -> Self:
+        if (self.reward == "judge") != (self.judge is not None):
+            raise ValueError("`reward: judge` and the section `judge` belong together: set both, or neither")
+        return self
 
 
 class Dataset(TaskSource):
@@ -58,7 +69,8 @@ class Dataset(TaskSource):
             rows, self._validation = rows[: len(rows) - kept], rows[len(rows) - kept :]
         self._training = rows
         self._order: tuple[int, list[int]] = (-1, [])
-        self._reward: Callable[..., float] = rewards.find(options.reward)
+        self._judge = None if options.judge is None else Judge(options.judge)
+        self._reward: Callable[..., float] | None = None if self._judge else rewards.find(options.reward)
         self._prediction = rewards.find_prediction(options.reward)
 
     def require_json(self) -> None:
@@ -93,7 +105,13 @@ class Dataset(TaskSource):
 
     def reward(self, task: Task, answer: Answer) -> float:
         """Return the result of the function `options.reward`."""
+        if self._reward is None:
+            raise TypeError("a judge's rewards are awaited, by `score`")
         return float(self._reward(answer, task.truth, self._extra_info(task)))
+
+    async def score(self, task: Task, answer: Answer) -> float:
+        """Return the result of the function `options.reward`, or the judge's."""
+        return await (super().score(task, answer) if self._judge is None else self._judge.reward(task, answer))
 
     def prediction(self, task: Task, answer: Answer) -> str | None:
         """Return the part of the answer that `options.reward` compares, or verl's `pred`."""
