@@ -18,9 +18,9 @@ def pack_tokens(token_ids: Iterable[int]) -> bytes:
     return array(TOKEN_TYPECODE, token_ids).tobytes()
 
 
-def token_checksum(token_ids: Iterable[int]) -> int:
-    """Return the CRC-32 of the packed tokens."""
-    return zlib.crc32(pack_tokens(token_ids))
+def token_checksum(token_ids: Iterable[int], before: int = 0) -> int:
+    """Return the CRC-32 of the packed tokens; `before` is that of tokens that stand before them."""
+    return zlib.crc32(pack_tokens(token_ids), before)
 
 
 def array_checksum(token_ids: npt.NDArray[np.integer]) -> int:

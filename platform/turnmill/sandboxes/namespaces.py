@@ -118,6 +118,10 @@ def _mount_cgroups(folder: str) -> bool:
     os.mkdir(folder)
     try:
         kernel.mount("cgroup", folder, "cgroup", kernel.MS_NOSUID | kernel.MS_NODEV, "cpuacct")
+        # It belongs to the user of the container, who may not write to it, but may change that.
+        os.chmod(folder, 0o700)
+        os.mkdir(trial := f"{folder}/trial")
+        os.rmdir(trial)
     except OSError:
         return False
     return True

@@ -293,7 +293,7 @@ def find_neighbour() -> Path | None:
     Where workspaces are mounts of a task's own, it is seen as the working directory of the task's process.
     """
     homes = Path(tempfile.gettempdir()).glob("turnmill-sandbox-*/tasks/*/home")
-    for home in chain(homes, Path("/proc").glob("[0-9]*/cwd")):
+    for home in chain(homes, (process / "cwd" for process in Path("/proc").glob("[0-9]*"))):
         # The file may disappear with its task at any moment.
         with suppress(OSError):
             if "/tasks/" in os.path.realpath(home) and (home / "note").read_text():

@@ -24,10 +24,13 @@ from turnmill.tasks import Task
 class Generation:
     """A response, the prompt it was sampled after, and the tool calls in it."""
 
-    prompt_ids: tuple[int, ...]
+    new_ids: tuple[int, ...]
+    """Tokens of the prompt after the response before: the observation, or the whole prompt if that was rebuilt."""
+
     output: TokenOutput
-    asked_at: float = 0.0
-    seconds: float = 0.0
+    turn: Turn
+    """What does not change of it as a turn."""
+
     calls: list["ToolCall"] = field(default_factory=list)
 
 
@@ -77,6 +80,11 @@ class MultiTurnEpisode:
         self._decode = decode
         self._journal_lock = asyncio.Lock()
         self._journaled_turns: dict[int, Turn] = {}
+        self._context: list[int] = []
+        """The last prompt and its response."""
+
+        self._checksum = 0
+        """That of the context."""
 
     async def open(self) -> None:
         """Open the episode in the journal, and load the turns that are there."""
@@ -95,7 +103,7 @@ class MultiTurnEpisode:
     def replay_response(self, prompt_ids: Sequence[int]) -> TokenOutput | None:
         """Return the next response of an earlier attempt; None if there is none after exactly these tokens."""
         turn = self._journaled_turns.get(len(self.generations))
-        if turn is None or turn.metrics["context"] != token_checksum(prompt_ids):
+        if turn is None or turn.metrics["context"] != self._new_ids_and_checksum(prompt_ids)[1]:
             self._journaled_turns = {}
             return None
         oldest = int(turn.metrics["oldest_version"])
@@ -105,9 +113,7 @@ class MultiTurnEpisode:
             stop_reason="length" if turn.metrics["cut_off"] else "completed",
             extra_fields={"min_global_steps": oldest, "max_global_steps": turn.policy_version},
         )
-        self.generations.append(
-            Generation(tuple(prompt_ids), output, turn.asked_at, turn.seconds.get("generation", 0.0))
-        )
+        self._append(prompt_ids, output, turn.asked_at, turn.seconds.get("generation", 0.0))
         return output
 
     async def record_response(self, prompt_ids: Sequence[int], output: TokenOutput, *, asked_at: float) -> None:
@@ -115,8 +121,41 @@ class MultiTurnEpisode:
         if self.generations:
             await self._journal_turn(len(self.generations) - 1, unanswered=False)
         seconds = max(0.0, time.time() - asked_at)
-        self.generations.append(Generation(tuple(prompt_ids), output, asked_at, seconds))
+        self._append(prompt_ids, output, asked_at, seconds)
         await self._journal_turn(len(self.generations) - 1, unanswered=True)
+
+    def _append(self, prompt_ids: Sequence[int], output: TokenOutput, asked_at: float, seconds: float) -> None:
+        number = len(self.generations)
+        new_ids, checksum = self._new_ids_and_checksum(prompt_ids)
+        oldest_version, newest_version = policy_versions(output)
+        turn = Turn(
+            prompt_ids=new_ids if number == 0 else (),
+            response_ids=tuple(output.token_ids),
+            log_probs=tuple(output.log_probs or ()),
+            response_text=self._decode(output.token_ids, skip_special_tokens=False),
+            policy_version=newest_version,
+            asked_at=asked_at,
+            seconds={"generation": round(seconds, 6)},
+            metrics={
+                "number": number,
+                "context": checksum,
+                "oldest_version": oldest_version,
+                "cut_off": output.stop_reason == "length",
+            },
+        )
+        self.generations.append(Generation(new_ids, output, turn))
+        del self._context[len(prompt_ids) - len(new_ids) :]
+        self._context += new_ids
+        self._context += output.token_ids
+        self._checksum = token_checksum(output.token_ids, checksum)
+
+    def _new_ids_and_checksum(self, prompt_ids: Sequence[int]) -> tuple[tuple[int, ...], int]:
+        """Return the tokens of a prompt after the context, all of them if it is another one, and its checksum."""
+        known = len(self._context)
+        if list(prompt_ids[:known]) == self._context:
+            new_ids = tuple(prompt_ids[known:])
+            return new_ids, token_checksum(new_ids, self._checksum)
+        return tuple(prompt_ids), token_checksum(prompt_ids)
 
     @property
     def sampled_tokens(self) -> bytes:
@@ -172,35 +211,18 @@ class MultiTurnEpisode:
     def turn(self, number: int) -> Turn:
         """Return a generation as a turn; its observation holds the encoded tool results."""
         generation = self.generations[number]
-        output = generation.output
-        oldest_version, newest_version = policy_versions(output)
-        return Turn(
-            prompt_ids=generation.prompt_ids if number == 0 else (),
-            response_ids=tuple(output.token_ids),
-            log_probs=tuple(output.log_probs or ()),
-            response_text=self._decode(output.token_ids, skip_special_tokens=False),
+        return replace(
+            generation.turn,
             observation=encode_results({call.number: (call.tool, call.result) for call in generation.calls}),
-            policy_version=newest_version,
-            asked_at=generation.asked_at,
             seconds={
-                "generation": round(generation.seconds, 6),
+                **generation.turn.seconds,
                 "tools": round(sum(call.seconds for call in generation.calls), 6),
-            },
-            metrics={
-                "number": number,
-                "context": token_checksum(generation.prompt_ids),
-                "oldest_version": oldest_version,
-                "cut_off": output.stop_reason == "length",
             },
         )
 
     def observation_ids_after(self, number: int) -> tuple[int, ...]:
         """Return the tokens between a response and the next one, or the next prompt if the context was rebuilt."""
-        if number + 1 >= len(self.generations):
-            return ()
-        before, after = self.generations[number], self.generations[number + 1].prompt_ids
-        context = (*before.prompt_ids, *before.output.token_ids)
-        return after[len(context) :] if after[: len(context)] == context else after
+        return self.generations[number + 1].new_ids if number + 1 < len(self.generations) else ()
 
     def response_ids(self) -> Iterable[Sequence[int]]:
         """Return the tokens of every response."""

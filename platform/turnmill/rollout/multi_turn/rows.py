@@ -136,7 +136,7 @@ def _record(episode: MultiTurnEpisode, tokenizer: Tokenizer, number: int, enviro
     position = TurnPosition(episode.name, episode.task.number, number, episode.step, environment_name)
     return replace(
         TurnRecord.of(turn, position),
-        prompt=tokenizer.decode(generation.prompt_ids) if number == 0 else turn.prompt_text,
+        prompt=tokenizer.decode(generation.new_ids) if number == 0 else turn.prompt_text,
         action=", ".join(call.tool for call in generation.calls),
         observation_ids=observation_ids,
         observation=tokenizer.decode(observation_ids) if observation_ids else turn.observation,
