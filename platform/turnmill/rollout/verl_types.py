@@ -91,6 +91,8 @@ class MergeResult(Protocol):
 class TokenBuilder(Protocol):
     """verl's continuous token builder: tokenizes prompts and appends messages to them."""
 
+    chat_template_kwargs: Mapping[str, object]
+
     def build_initial_tokens(
         self,
         messages: Sequence[Message],

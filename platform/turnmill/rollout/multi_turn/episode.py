@@ -32,6 +32,13 @@ class Generation:
     """What does not change of it as a turn."""
 
     calls: list["ToolCall"] = field(default_factory=list)
+    observation: str = ""
+    """The encoded results of its calls."""
+
+    def add_result(self, call: "ToolCall", result: ToolResult) -> None:
+        """Add the result of one of its calls."""
+        call.result = result
+        self.observation = encode_results({each.number: (each.tool, each.result) for each in self.calls})
 
 
 @dataclass(slots=True)
@@ -176,15 +183,18 @@ class MultiTurnEpisode:
         calls = self.generations[-1].calls if self.generations else []
         call = ToolCall(number, len(calls), tool)
         calls.append(call)
-        if (turn := self._journaled_turns.get(number)) is not None:
-            call.result = decode_result(turn.observation, call.number, tool)
+        turn = self._journaled_turns.get(number)
+        if turn is not None and (result := decode_result(turn.observation, call.number, tool)) is not None:
+            self.generations[number].add_result(call, result)
         return call
 
     async def record_tool_result(self, call: ToolCall, result: ToolResult) -> None:
         """Add the result of a call, and record it in the journal."""
-        call.result = result
         if call.turn >= 0:
+            self.generations[call.turn].add_result(call, result)
             await self._journal_turn(call.turn, unanswered=True)
+        else:
+            call.result = result
 
     def fail(self, error: EpisodeError) -> None:
         """Mark the episode as failed, as verl's loops would treat an exception of a tool as its response."""
@@ -203,21 +213,20 @@ class MultiTurnEpisode:
         # Tools of one response may return at the same time, but the journal accepts one turn at a time.
         async with self._journal_lock:
             try:
-                await self._journal.append(self, replace(self.turn(number), unanswered=unanswered))
+                await self._journal.append(self, self.turn(number, unanswered=unanswered))
             except EpisodeError as error:
                 self.fail(error)
                 raise
 
-    def turn(self, number: int) -> Turn:
+    def turn(self, number: int, *, unanswered: bool = False) -> Turn:
         """Return a generation as a turn; its observation holds the encoded tool results."""
         generation = self.generations[number]
+        tools = round(sum(call.seconds for call in generation.calls), 6)
         return replace(
             generation.turn,
-            observation=encode_results({call.number: (call.tool, call.result) for call in generation.calls}),
-            seconds={
-                **generation.turn.seconds,
-                "tools": round(sum(call.seconds for call in generation.calls), 6),
-            },
+            observation=generation.observation,
+            seconds={**generation.turn.seconds, "tools": tools},
+            unanswered=unanswered,
         )
 
     def observation_ids_after(self, number: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from turnmill.core.trajectory import StopReason
 from turnmill.rollout.generation import is_truncated
 from turnmill.rollout.multi_turn.episode import CURRENT_EPISODE
 from turnmill.rollout.multi_turn.tokenization_check import find_difference
-from turnmill.rollout.multi_turn.verl_classes import AgentData, AgentState, ToolAgentLoop
+from turnmill.rollout.multi_turn.verl_classes import AgentData, AgentState, ToolAgentLoop, apply_chat_template
 from turnmill.rollout.tokens import num_runs
 from turnmill.rollout.verl_classes import AgentLoopMetrics, AgentLoopOutput
 from turnmill.rollout.verl_types import Message, SamplingParams
@@ -148,20 +148,15 @@ class MultiTurnLoop(ToolAgentLoop):
         """Warn if the chat template tokenizes the episode differently."""
         if self.sanity_check == "disable":
             return
-        builder = self.continuous_token_builder
-        schemas = agent_data._active_tool_schemas
-        if agent_data.image_data:
-            template_ids = builder.render_tokens_with_mm(
-                agent_data.messages, agent_data.image_data, add_generation_prompt=False, tools=schemas
-            )
-        else:
-            template_ids = builder._render_tokens(agent_data.messages, add_generation_prompt=False, tools=schemas)
-        decode = self.tokenizer.decode
-        difference = find_difference(
-            decode(template_ids, skip_special_tokens=False),
-            decode(agent_data.prompt_ids, skip_special_tokens=False),
-            compare_whitespace=self.sanity_check == "strict",
-        )
+        context = self.tokenizer.decode(agent_data.prompt_ids, skip_special_tokens=False)
+        compare_whitespace = self.sanity_check == "strict"
+        difference = None
+        # Few texts differ, and to tokenize a whole conversation takes longer than all else here.
+        if self.processor is not None or find_difference(
+            self._template_text(agent_data), context, compare_whitespace=compare_whitespace
+        ):
+            template = self._template_text_of_tokens(agent_data)
+            difference = find_difference(template, context, compare_whitespace=compare_whitespace)
         episode = CURRENT_EPISODE.get()
         episode.metrics.put("tokenization_differences", float(difference is not None))
         if difference is not None:
@@ -172,3 +167,26 @@ class MultiTurnLoop(ToolAgentLoop):
                 self.sanity_check,
                 extra={"trajectory": episode.name, "template": difference.template, "tokens": difference.tokens},
             )
+
+    def _template_text(self, agent_data: AgentData) -> str:
+        """Return the messages in the chat template, before it is tokenized."""
+        builder = self.continuous_token_builder
+        return apply_chat_template(
+            self.tokenizer,
+            agent_data.messages,
+            tokenize=False,
+            add_generation_prompt=False,
+            tools=agent_data._active_tool_schemas,
+            **builder.chat_template_kwargs,
+        )
+
+    def _template_text_of_tokens(self, agent_data: AgentData) -> str:
+        """Return the text of the tokens of the messages in the chat template."""
+        builder, schemas = self.continuous_token_builder, agent_data._active_tool_schemas
+        if agent_data.image_data:
+            ids = builder.render_tokens_with_mm(
+                agent_data.messages, agent_data.image_data, add_generation_prompt=False, tools=schemas
+            )
+        else:
+            ids = builder._render_tokens(agent_data.messages, add_generation_prompt=False, tools=schemas)
+        return self.tokenizer.decode(ids, skip_special_tokens=False)

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from enum import Enum
-    from typing import Protocol, TypeVar
+    from typing import Literal, Protocol, TypeVar
 
     from pydantic import BaseModel
 
     from turnmill.rollout.verl_classes import AgentLoopBase, AgentLoopOutput
-    from turnmill.rollout.verl_types import Message, SamplingParams
+    from turnmill.rollout.verl_types import Message, SamplingParams, Tokenizer
 
     FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
@@ -97,6 +97,17 @@ if TYPE_CHECKING:
         _active_tools: Mapping[str, BaseTool | FunctionTool]
         _active_tool_schemas: Sequence[object]
 
+    def apply_chat_template(
+        processor: Tokenizer,
+        messages: Sequence[Message],
+        *,
+        tokenize: Literal[False],
+        add_generation_prompt: bool,
+        tools: Sequence[object],
+        **options: object,
+    ) -> str:
+        """Render messages in the chat template."""
+
     class ToolAgentLoop(AgentLoopBase):
         """verl's loop of tools."""
 
@@ -123,6 +134,7 @@ else:
     from verl.tools.function_tool import FunctionTool, function_tool, normalize_function_tool_return
     from verl.tools.schemas import OpenAIFunctionToolSchema as ToolSchema
     from verl.tools.schemas import ToolResponse
+    from verl.utils.tokenizer.chat_template import apply_chat_template
 
 __all__ = [
     "AgentData",
@@ -132,6 +144,7 @@ __all__ = [
     "ToolAgentLoop",
     "ToolResponse",
     "ToolSchema",
+    "apply_chat_template",
     "function_tool",
     "normalize_function_tool_return",
 ]
