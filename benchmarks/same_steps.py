@@ -15,14 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from example_code import FOLDERS, files_of
-from learning import SAME_STEPS, SameSteps, arguments_of, job_of
+from learning import SAME_STEPS, SameSteps, arguments_of, examples, job_of
 from results_file import ROOT, append_result
 from runs import table
 
@@ -59,10 +59,11 @@ def main() -> None:
     parser.add_argument("examples", nargs="*", default=EXAMPLES)
     arguments = parser.parse_args()
     with _checkout(arguments.commit) as old, tempfile.TemporaryDirectory() as runs:
-        changes = list(_changes(old))
+        of_any = _used(examples())
+        changes = [change for change in _changes(old) if change.file in of_any]
         if not changes:
             sys.exit(f"Nothing that examples use has changed since {arguments.commit}.")
-        used = {str(file.relative_to(ROOT)) for example in arguments.examples for file in files_of(job_of(example))}
+        used = _used(arguments.examples)
         if unused := [change.file for change in changes if change.file not in used]:
             sys.exit(f"No example among {', '.join(arguments.examples)} uses {', '.join(unused)}.")
         rows, differ = [], []
@@ -81,6 +82,11 @@ def main() -> None:
     for change in changes:
         today = time.strftime("%Y-%m-%d", time.gmtime())
         append_result(SAME_STEPS, SameSteps(change.file, change.was, change.now, commit, arguments.examples, today))
+
+
+def _used(names: Iterable[str]) -> set[str]:
+    """Return the files that decide what these examples learn."""
+    return {str(file.relative_to(ROOT)) for name in names for file in files_of(job_of(name))}
 
 
 @contextmanager
