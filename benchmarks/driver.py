@@ -72,6 +72,7 @@ def measure(rows: int, tokens: int, algorithm: str) -> dict[str, float]:
         config = build_verl_config(job, model=Path(folder), run_dir=Path(folder), device="cpu")
         OmegaConf.set_struct(config, False)
         config.transfer_queue.enable = True
+        config.transfer_queue.backend.SimpleStorage.total_storage_size = None
         OmegaConf.resolve(config)
         ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=16)
         with queue_controller.applied():
@@ -93,12 +94,21 @@ def measure(rows: int, tokens: int, algorithm: str) -> dict[str, float]:
 
 def trainer_without_run(job: Any, config: Any, folder: str) -> Any:
     """Return a trainer with only what the batch of a step needs."""
+    from verl.single_controller.base.worker_group import WorkerGroup
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
     from turnmill.observability.run_folder import RunFolder
     from turnmill.observability.trajectory_log import TrajectoryLog
     from turnmill.training.replay_buffers import StepReplayBuffer
     from turnmill.training.trainers.trajectory import TrajectoryTrainer
+
+    class Workers(WorkerGroup):
+        """Workers that get no calls."""
+
+        def __init__(self) -> None:
+            super().__init__(resource_pool=None)
+            self._workers = [None] * NUM_WORKERS
+            self._dispatch_info, self._collect_info = {"actor": [*range(NUM_WORKERS)]}, {"actor": [True] * NUM_WORKERS}
 
     class WithoutRun(TrajectoryTrainer):
         """The trainer of a step, whose rows one process trains on."""
@@ -112,7 +122,7 @@ def trainer_without_run(job: Any, config: Any, folder: str) -> Any:
                 "sync", config, None, "drop", config, poll_interval=0.02
             )
             self._num_requested = Counter({1: job.spec.tasks_per_step})
-            self.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": range(NUM_WORKERS)})
+            self.actor_rollout_wg = Workers()
             self.tokenizer = SimpleNamespace(eos_token_id=0)
             self._rollout_moe_lb_metrics_accumulator = None
 
@@ -129,19 +139,32 @@ def step(trainer: Any, tasks: int) -> None:
     metrics: dict[str, float] = {}
     batch, _ = trainer.replay_buffer.sample(1, "train", tasks)
     batch = trainer._balance_batch(batch, metrics)
-    hand_out(batch)
+    hand_out(trainer.actor_rollout_wg, batch, "compute_log_prob")
     batch = trainer._compute_advantage(batch, metrics)
-    hand_out(batch)
+    hand_out(trainer.actor_rollout_wg, batch, "update_actor")
     trainer._compute_metrics(batch, metrics, {"step": 1.0, "gen": 1.0}, global_steps=1, epoch=0)
     tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
 
 
-def hand_out(batch: Any) -> None:
-    """Split a batch among 64 workers and serialize each part, as Ray does when a worker is called."""
-    from ray import cloudpickle
+def hand_out(group: Any, batch: Any, call: str) -> None:
+    """Deal a batch to 64 workers as verl does for a call of theirs, and collect what they answer."""
+    import ray
+    from verl.single_controller.base.decorator import MAGIC_ATTR
 
-    for part in batch.chunk(NUM_WORKERS):
-        cloudpickle.dumps(part)
+    from turnmill.training.verl.workers import PolicyWorker
+
+    mode = getattr(getattr(PolicyWorker, call), MAGIC_ATTR)["dispatch_mode"]
+    ((parts,), _) = mode["dispatch_fn"](group, batch)
+    if call == "compute_log_prob":
+        mode["collect_fn"](group, [answer(part) for part in ray.get(parts)])
+
+
+def answer(part: Any) -> Any:
+    """Return what a worker answers that has written two columns of tokens."""
+    shapes = [(1,)] * part.size
+    column = {"dtype": None, "shape": None, "is_nested": True, "is_non_tensor": False, "per_sample_shapes": shapes}
+    part.field_schema |= {"log_probs": column, "entropy": column}
+    return part
 
 
 @contextmanager
@@ -231,6 +254,9 @@ def fill(rows: int, tokens: int) -> None:
             }
             for n, length in zip(numbers, lengths, strict=True)
         ]  # fmt: skip
+        # What follows is not read here, and has one token.
+        short = [torch.zeros(1, dtype=torch.int8)] * len(numbers)
+        columns |= dict.fromkeys(("prompts", "input_ids", "position_ids", "rollout_log_probs"), short)
         fields = {name: torch.nested.as_nested_tensor(column, layout=torch.jagged) for name, column in columns.items()}
         new = [f"task{n // GROUP}_{n % GROUP}_0" for n in numbers]
         tq.kv_batch_put(keys=new, partition_id="train", tags=tags, fields=TensorDict(fields, batch_size=len(new)))

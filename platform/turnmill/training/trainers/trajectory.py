@@ -41,7 +41,6 @@ from turnmill.training.batches.trajectory_metrics import trajectory_metrics, val
 from turnmill.training.critic_loss import trajectory_value_loss
 from turnmill.training.dataset import response_lengths, rows_as_columns, select
 from turnmill.training.rollout_correction import WEIGHTS
-from turnmill.training.row_advantages import to_workers
 from turnmill.training.shared_tags import SharedTags, without
 from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
 from turnmill.training.trainers.base import RunTrainer
@@ -81,7 +80,7 @@ class TrajectoryTrainer(RunTrainer):
         tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
         return batch
 
-    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **kwargs: Any) -> KVBatchMeta:
+    def _balance_batch(self, batch: KVBatchMeta, metrics: Metrics, **named: object) -> KVBatchMeta:
         """Drop failed trajectories before anything is computed from the batch."""
         self._split = split(batch)
         self._require_all_trajectories(self._split, self._num_trajectories(self._num_requested[self.global_steps]))
@@ -93,7 +92,7 @@ class TrajectoryTrainer(RunTrainer):
         self._tags = dict(zip(selected.keys, selected.tags, strict=True))
         selected.tags = without(selected.tags, EPISODE)
         self._size_minibatches(len(selected.keys))
-        return super()._balance_batch(selected, metrics, **kwargs)
+        return super()._balance_batch(selected, metrics, **named)
 
     def _num_trajectories(self, num_tasks: int) -> int:
         """Return the number of trajectories of the first tasks of a step."""
@@ -200,10 +199,6 @@ class TrajectoryTrainer(RunTrainer):
                 names.append(WEIGHTS)
             if names:
                 put_ragged(padding, dict.fromkeys(names, zeros_RG), lengths_R)
-
-    def _update_actor(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
-        super()._update_actor(batch if self._reads_tokens else to_workers(batch), metrics)
-        return batch
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: Metrics, *args: Any, **kwargs: Any) -> None:
         if self._reads_tokens:
