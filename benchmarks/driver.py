@@ -8,6 +8,7 @@ stay there. What verl itself does with tokens between these parts (log-probs of 
 """
 
 import argparse
+import gc
 import json
 import subprocess
 import sys
@@ -60,6 +61,7 @@ def measure(rows: int, tokens: int, algorithm: str) -> dict[str, float]:
     from omegaconf import OmegaConf
 
     from turnmill.jobs import load_job
+    from turnmill.runs.task_runner import GARBAGE_THRESHOLDS
     from turnmill.training.verl.config import build_verl_config
     from turnmill.training.verl.patches import queue_controller
 
@@ -72,13 +74,13 @@ def measure(rows: int, tokens: int, algorithm: str) -> dict[str, float]:
         config = build_verl_config(job, model=Path(folder), run_dir=Path(folder), device="cpu")
         OmegaConf.set_struct(config, False)
         config.transfer_queue.enable = True
-        config.transfer_queue.backend.SimpleStorage.total_storage_size = None
         OmegaConf.resolve(config)
         ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=16)
         with queue_controller.applied():
             tq.init(config.transfer_queue)
         ray.get(ray.remote(fill).remote(rows, tokens))
         trainer, seconds = trainer_without_run(job, config, folder), {}
+        gc.set_threshold(*GARBAGE_THRESHOLDS)
         with timed_parts(seconds):
             Path("/proc/self/clear_refs").write_text("5")
             before, started, cpu = memory("VmRSS"), time.perf_counter(), time.process_time()
@@ -169,9 +171,7 @@ def answer(part: Any) -> Any:
 
 @contextmanager
 def timed_parts(seconds: dict[str, float]) -> Iterator[None]:
-    """Add up the seconds of the parts of a step; the parts of `_compute_advantage` are in its own as well."""
-    import transfer_queue as tq
-
+    """Add up the seconds of the parts of a step; "of it" is a part of the one before."""
     from turnmill.observability.advantage_log import AdvantageLog
     from turnmill.training.algorithms.base import TrajectoryAlgorithm
     from turnmill.training.batches import trajectory
@@ -189,8 +189,8 @@ def timed_parts(seconds: dict[str, float]) -> Iterator[None]:
         ("of it writing", trajectory.TrajectoryBatch, "write"),
         ("of it log", AdvantageLog, "write"),
         ("of it metrics", trainer, "trajectory_metrics"),
-        ("verl's metrics", trainer.TrajectoryTrainer, "_compute_metrics"),
-        ("clearing", tq, "kv_clear"),
+        ("metrics and end", trainer.TrajectoryTrainer, "_compute_metrics"),
+        ("of it clearing", trainer.TrajectoryTrainer, "_clear_all_but_one"),
     ]
     kept = [(owner, name, owner.__dict__[name]) for _, owner, name in places]
     for (part, owner, name), (_, _, function) in zip(places, kept, strict=True):

@@ -11,7 +11,7 @@ from transfer_queue import BatchMeta, KVBatchMeta
 from verl.utils import transferqueue_utils
 from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
 
-from turnmill.training.row_advantages import ADVANTAGE, WorkerRows, places_of, to_workers
+from turnmill.training.row_advantages import ADVANTAGE, WorkerRows, clear, places_of, to_workers
 from turnmill.training.verl.config import compose_defaults
 
 KEYS = [f"task{number}_0_0" for number in range(7)]
@@ -87,6 +87,19 @@ def test_columns_of_workers_leave_the_tags_of_their_rows():
     tq.get_client().put(data=TensorDict({"log_probs": torch.ones(2, 1)}, batch_size=2), metadata=part)
 
     assert tq.kv_list(partition_id="train")["train"][KEYS[3]] == {"seq_len": 3}
+
+
+def test_rows_are_dropped_from_the_queue_with_their_columns():
+    columns = TensorDict({"responses": torch.ones(2, 3)}, batch_size=2)
+    tq.kv_batch_put(keys=["a_0_0", "b_0_0"], partition_id="val", tags=[{}, {}], fields=columns)
+    dropped = KVBatchMeta(keys=["a_0_0"], tags=[{}], partition_id="val")
+    places = kv_batch_meta2batch_meta(dropped)
+
+    clear(dropped)
+
+    assert [*tq.kv_list(partition_id="val")["val"]] == ["b_0_0"]
+    with pytest.raises(Exception, match="not found"):
+        tq.get_client().get_data(places)
 
 
 def test_rows_in_other_storage_keep_their_shapes_and_what_the_storage_knows_of_them():

@@ -74,6 +74,15 @@ def to_workers(batch: KVBatchMeta) -> BatchMeta:
     return WorkerRows(places_of(batch) or kv_batch_meta2batch_meta(batch), advantages)
 
 
+def clear(batch: KVBatchMeta) -> None:
+    """Drop rows from the queue, whose own function reads first all that it knows of them."""
+    places = places_of(batch)
+    if places is None:
+        tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+    else:
+        tq.get_client().clear_samples(places)
+
+
 def places_of(batch: KVBatchMeta) -> BatchMeta | None:
     """Return the places of rows in the queue's own storage, and the columns of the first one.
 

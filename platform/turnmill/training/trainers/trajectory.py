@@ -41,6 +41,7 @@ from turnmill.training.batches.trajectory_metrics import trajectory_metrics, val
 from turnmill.training.critic_loss import trajectory_value_loss
 from turnmill.training.dataset import response_lengths, rows_as_columns, select
 from turnmill.training.rollout_correction import WEIGHTS
+from turnmill.training.row_advantages import clear
 from turnmill.training.shared_tags import SharedTags, without
 from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
 from turnmill.training.trainers.base import RunTrainer
@@ -216,6 +217,13 @@ class TrajectoryTrainer(RunTrainer):
             super()._compute_metrics(batch, metrics, *args, **kwargs)
         else:
             metrics.update(metrics_of_tags(batch, *args, num_gpus=self._get_n_gpus_for_throughput(), **kwargs))
+            self._clear_all_but_one(batch)
+
+    def _clear_all_but_one(self, batch: KVBatchMeta) -> None:
+        """Drop rows that are not needed any more; verl drops the first one, and would take longer for all."""
+        if len(batch.keys) > 1 and not self.config.trainer.get("rollout_data_dir", None):
+            clear(KVBatchMeta(keys=batch.keys[1:], tags=batch.tags[1:], partition_id=batch.partition_id))
+            del batch.keys[1:], batch.tags[1:]
 
     def _measure_validation(self, batch: KVBatchMeta, *, num_episodes: int) -> dict[str, float]:
         parts = split(batch)
