@@ -1,8 +1,7 @@
 """Records of turns and episodes, for training, metrics, trajectory log and trajectory store."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cache
+from dataclasses import dataclass, field
 from typing import Literal
 
 StopReason = Literal["completed", "max_turns", "max_tokens", "timeout", "failed"]
@@ -122,13 +121,8 @@ class EpisodeSummary:
 
     def __setstate__(self, values: Sequence[object]) -> None:
         # As dataclasses do it, but for the list of fields, which they make anew for each of a step's episodes.
-        for name, value in zip(_fields_of(type(self)), values, strict=True):
+        for name, value in zip(self.__dataclass_fields__, values, strict=True):
             object.__setattr__(self, name, value)
-
-
-@cache
-def _fields_of(kind: type[EpisodeSummary]) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(kind))
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,7 @@ def outcome_advantages(rewards_K: Tensor, groups_K: Sequence[str], *, normalise:
     ordered_K = torch.tensor([trajectory for group in members.values() for trajectory in group], dtype=torch.long)
     sizes = [len(group) for group in members.values()]
     # A group at a time, as verl computes it: sums over a larger tensor differ in their last digit.
-    of_groups = rewards_K[ordered_K].split(sizes)
+    of_groups = torch.split(rewards_K[ordered_K], sizes)
     means, deviations = (
         torch.stack([statistic(rewards) if len(rewards) > 1 else alone for rewards in of_groups])
         for statistic, alone in ((torch.mean, rewards_K.new_zeros(())), (torch.std, rewards_K.new_ones(())))

@@ -61,7 +61,7 @@ class Split:
         """Number of failed trajectories by cause."""
         return Counter(failure.cause for failure in self.failures)
 
-    @property
+    @cached_property
     def num_trajectories(self) -> int:
         """Number of trajectories that have ended, failed and dropped ones included."""
         return len(set(map(trajectory_of, self.survivors.keys))) + len(self.failed.keys) + len(self.dropped.summaries)
