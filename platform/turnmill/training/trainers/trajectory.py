@@ -203,14 +203,17 @@ class TrajectoryTrainer(RunTrainer):
 
     def step(self, metrics: Metrics, timing_raw: Metrics) -> KVBatchMeta:
         """Train on the rows of a step, and return them with their tags, of which verl would make copies."""
-        super().step(metrics, timing_raw)
-        return self._trained
+        self._trained = SharedTags()
+        batch = super().step(metrics, timing_raw)
+        batch.tags = self._trained
+        return batch
 
     def _step_once(self, *args: Any) -> KVBatchMeta:
-        self._trained = super()._step_once(*args)
+        batch = super()._step_once(*args)
+        self._trained += batch.tags
         kinds = {is_padding: {"is_padding": is_padding} for is_padding in (False, True)}
-        tags = SharedTags(kinds[bool(tag.get("is_padding", False))] for tag in self._trained.tags)
-        return KVBatchMeta(keys=self._trained.keys, tags=tags, partition_id=self._trained.partition_id)
+        batch.tags = SharedTags(kinds[bool(tag.get("is_padding", False))] for tag in batch.tags)
+        return batch
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: Metrics, *args: Any, **kwargs: Any) -> None:
         if self._reads_tokens:
