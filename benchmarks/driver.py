@@ -2,9 +2,10 @@
 
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/driver.py [--rows 1024 10240] [--tokens 2000] [--algorithm grpo]
 
-Seconds of each part of a job's step from the arrival of the last row to the metrics, CPU seconds of the driver's
-process, and how much memory it takes beside what it had before. Rows are put into the queue by another process, and
-stay there. What verl itself does with tokens between these parts (log-probs of trainer and reference) is not in it.
+Seconds of each part of a job's step from the arrival of the last row to the clearing of the queue, CPU seconds of the
+driver's process, and how much memory it takes beside what it had before. Another process puts the rows into the queue.
+Workers are dealt their rows and do nothing. What verl itself does with tokens between these parts (log-probs of trainer
+and reference) is not in it.
 """
 
 import argparse
