@@ -2,12 +2,14 @@
 
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/driver.py [--rows 1024 10240] [--tokens 2000] [--algorithm grpo]
 
-Seconds of each part of a job's step from the arrival of the last row to the metrics, CPU seconds of the driver's
-process, and how much memory it takes beside what it had before. Rows are put into the queue by another process, and
-stay there. What verl itself does with tokens between these parts (log-probs of trainer and reference) is not in it.
+Seconds of each part of a job's step from the arrival of the last row to the clearing of the queue, CPU seconds of the
+driver's process, and how much memory it takes beside what it had before. Another process puts the rows into the queue.
+Workers are dealt their rows and do nothing. What verl itself does with tokens between these parts (log-probs of trainer
+and reference) is not in it.
 """
 
 import argparse
+import gc
 import json
 import subprocess
 import sys
@@ -60,6 +62,7 @@ def measure(rows: int, tokens: int, algorithm: str) -> dict[str, float]:
     from omegaconf import OmegaConf
 
     from turnmill.jobs import load_job
+    from turnmill.runs.task_runner import GARBAGE_THRESHOLDS
     from turnmill.training.verl.config import build_verl_config
     from turnmill.training.verl.patches import queue_controller
 
@@ -78,6 +81,7 @@ def measure(rows: int, tokens: int, algorithm: str) -> dict[str, float]:
             tq.init(config.transfer_queue)
         ray.get(ray.remote(fill).remote(rows, tokens))
         trainer, seconds = trainer_without_run(job, config, folder), {}
+        gc.set_threshold(*GARBAGE_THRESHOLDS)
         with timed_parts(seconds):
             Path("/proc/self/clear_refs").write_text("5")
             before, started, cpu = memory("VmRSS"), time.perf_counter(), time.process_time()
@@ -93,12 +97,21 @@ def measure(rows: int, tokens: int, algorithm: str) -> dict[str, float]:
 
 def trainer_without_run(job: Any, config: Any, folder: str) -> Any:
     """Return a trainer with only what the batch of a step needs."""
+    from verl.single_controller.base.worker_group import WorkerGroup
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
     from turnmill.observability.run_folder import RunFolder
     from turnmill.observability.trajectory_log import TrajectoryLog
     from turnmill.training.replay_buffers import StepReplayBuffer
     from turnmill.training.trainers.trajectory import TrajectoryTrainer
+
+    class Workers(WorkerGroup):
+        """Workers that get no calls."""
+
+        def __init__(self) -> None:
+            super().__init__(resource_pool=None)
+            self._workers = [None] * NUM_WORKERS
+            self._dispatch_info, self._collect_info = {"actor": [*range(NUM_WORKERS)]}, {"actor": [True] * NUM_WORKERS}
 
     class WithoutRun(TrajectoryTrainer):
         """The trainer of a step, whose rows one process trains on."""
@@ -112,7 +125,7 @@ def trainer_without_run(job: Any, config: Any, folder: str) -> Any:
                 "sync", config, None, "drop", config, poll_interval=0.02
             )
             self._num_requested = Counter({1: job.spec.tasks_per_step})
-            self.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": range(NUM_WORKERS)})
+            self.actor_rollout_wg = Workers()
             self.tokenizer = SimpleNamespace(eos_token_id=0)
             self._rollout_moe_lb_metrics_accumulator = None
 
@@ -129,26 +142,37 @@ def step(trainer: Any, tasks: int) -> None:
     metrics: dict[str, float] = {}
     batch, _ = trainer.replay_buffer.sample(1, "train", tasks)
     batch = trainer._balance_batch(batch, metrics)
-    hand_out(batch)
+    hand_out(trainer.actor_rollout_wg, batch, "compute_log_prob")
     batch = trainer._compute_advantage(batch, metrics)
-    hand_out(batch)
+    hand_out(trainer.actor_rollout_wg, batch, "update_actor")
     trainer._compute_metrics(batch, metrics, {"step": 1.0, "gen": 1.0}, global_steps=1, epoch=0)
     tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
 
 
-def hand_out(batch: Any) -> None:
-    """Split a batch among 64 workers and serialize each part, as Ray does when a worker is called."""
-    from ray import cloudpickle
+def hand_out(group: Any, batch: Any, call: str) -> None:
+    """Deal a batch to 64 workers as verl does for a call of theirs, and collect what they answer."""
+    import ray
+    from verl.single_controller.base.decorator import MAGIC_ATTR
 
-    for part in batch.chunk(NUM_WORKERS):
-        cloudpickle.dumps(part)
+    from turnmill.training.verl.workers import PolicyWorker
+
+    mode = getattr(getattr(PolicyWorker, call), MAGIC_ATTR)["dispatch_mode"]
+    ((parts,), _) = mode["dispatch_fn"](group, batch)
+    if call == "compute_log_prob":
+        mode["collect_fn"](group, [answer(part) for part in ray.get(parts)])
+
+
+def answer(part: Any) -> Any:
+    """Return what a worker answers that has written two columns of tokens."""
+    shapes = [(1,)] * part.size
+    column = {"dtype": None, "shape": None, "is_nested": True, "is_non_tensor": False, "per_sample_shapes": shapes}
+    part.field_schema |= {"log_probs": column, "entropy": column}
+    return part
 
 
 @contextmanager
 def timed_parts(seconds: dict[str, float]) -> Iterator[None]:
-    """Add up the seconds of the parts of a step; the parts of `_compute_advantage` are in its own as well."""
-    import transfer_queue as tq
-
+    """Add up the seconds of the parts of a step; "of it" is a part of the one before."""
     from turnmill.observability.advantage_log import AdvantageLog
     from turnmill.training.algorithms.base import TrajectoryAlgorithm
     from turnmill.training.batches import trajectory
@@ -166,8 +190,8 @@ def timed_parts(seconds: dict[str, float]) -> Iterator[None]:
         ("of it writing", trajectory.TrajectoryBatch, "write"),
         ("of it log", AdvantageLog, "write"),
         ("of it metrics", trainer, "trajectory_metrics"),
-        ("verl's metrics", trainer.TrajectoryTrainer, "_compute_metrics"),
-        ("clearing", tq, "kv_clear"),
+        ("metrics and end", trainer.TrajectoryTrainer, "_compute_metrics"),
+        ("of it clearing", trainer.TrajectoryTrainer, "_clear_all_but_one"),
     ]
     kept = [(owner, name, owner.__dict__[name]) for _, owner, name in places]
     for (part, owner, name), (_, _, function) in zip(places, kept, strict=True):
@@ -231,6 +255,9 @@ def fill(rows: int, tokens: int) -> None:
             }
             for n, length in zip(numbers, lengths, strict=True)
         ]  # fmt: skip
+        # What follows is not read here, and has one token.
+        short = [torch.zeros(1, dtype=torch.int8)] * len(numbers)
+        columns |= dict.fromkeys(("prompts", "input_ids", "position_ids", "rollout_log_probs"), short)
         fields = {name: torch.nested.as_nested_tensor(column, layout=torch.jagged) for name, column in columns.items()}
         new = [f"task{n // GROUP}_{n % GROUP}_0" for n in numbers]
         tq.kv_batch_put(keys=new, partition_id="train", tags=tags, fields=TensorDict(fields, batch_size=len(new)))

@@ -9,7 +9,6 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from support.grl_jobs import grl_job
 from support.row_queue import RowQueue
@@ -28,6 +27,7 @@ from turnmill.training.batches.trajectory import TrajectoryBatch
 from turnmill.training.grl import trainer as grl_trainer
 from turnmill.training.grl.trainer import GrlTrainer, GroupRows
 from turnmill.training.row_advantages import ADVANTAGE, REWARD
+from turnmill.training.trainers.base import RunTrainer
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_scores_given_by_the_trainer_survive_the_tags_that_verl_returns_from_the
     made = trainer(rolloutFilterRatio=1.0, rewardNormalization={"method": "mean"})
     made.global_steps, made.trajectory_log = 1, TrajectoryLog(RunFolder(tmp_path))
     made.trajectory_log.path.mkdir()
-    monkeypatch.setattr(PPOTrainer, "_balance_batch", lambda self, batch, metrics: batch)
+    monkeypatch.setattr(RunTrainer, "_balance_batch", lambda self, batch, metrics: batch)
     made._num_requested, made.algorithm = Counter(), GrpoAlgorithm(Grpo())
     made.train_dataset = GroupRows(made.job.spec.grl_agent.training_groups)
     metrics: dict[str, float] = {}
@@ -211,7 +211,7 @@ def advantages_of_dapo(
     made = trainer(rolloutFilterRatio=1.0, maxResponseLength=limit, rewardNormalization={"method": "identity"})
     made.global_steps, made.trajectory_log = 1, TrajectoryLog(RunFolder(folder))
     made.trajectory_log.path.mkdir()
-    monkeypatch.setattr(PPOTrainer, "_balance_batch", lambda self, batch, metrics: batch)
+    monkeypatch.setattr(RunTrainer, "_balance_batch", lambda self, batch, metrics: batch)
     made._num_requested = Counter()
     made.algorithm = DapoAlgorithm(Dapo(overlong=Overlong(tokens=tokens, penalty=1.0)))
     made.train_dataset = GroupRows(made.job.spec.grl_agent.training_groups)

@@ -742,3 +742,9 @@ def test_on_a_cpu_engines_read_the_longest_row_and_take_the_largest_weight_at_on
     assert of_large.checkpoint_engine.update_weights_bucket_megabytes == 37
     assert as_given.max_num_batched_tokens == 9000
     assert as_given.checkpoint_engine.update_weights_bucket_megabytes == 64
+
+
+def test_the_queue_has_room_for_every_row_of_a_step(model):
+    config = config_of(example("tool-arithmetic-cpu", model), model, "cpu")
+
+    assert config.transfer_queue.backend.SimpleStorage.total_storage_size is None

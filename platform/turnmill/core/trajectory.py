@@ -119,6 +119,11 @@ class EpisodeSummary:
         """True if each row is one turn."""
         return bool(self.row_states)
 
+    def __setstate__(self, values: Sequence[object]) -> None:
+        # As dataclasses do it, but for the list of fields, which they make anew for each of a step's episodes.
+        for name, value in zip(self.__dataclass_fields__, values, strict=True):
+            object.__setattr__(self, name, value)
+
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFailure:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from itertools import compress
 
 import numpy as np
 import torch
@@ -60,11 +61,10 @@ def select(batch: KVBatchMeta, keep: Sequence[bool]) -> KVBatchMeta:
 
     Rows keep their dictionaries of tags, which both batches share.
     """
-    chosen = [i for i, kept in enumerate(keep) if kept]
     return KVBatchMeta(
         partition_id=batch.partition_id,
-        keys=[batch.keys[i] for i in chosen],
-        tags=SharedTags(batch.tags[i] for i in chosen),
+        keys=[*compress(batch.keys, keep)],
+        tags=SharedTags(compress(batch.tags, keep)),
         extra_info=dict(batch.extra_info),
     )
 

@@ -1,17 +1,18 @@
-"""Advantages that all tokens of a row share: a tag of the row, from which training workers fill in its tokens.
+"""Rows as training workers get them: their places in the queue, and the advantage that the tokens of each row share.
 
-So the trainer writes a number per row, not one per token, which at 250,000 rows of 2,000 tokens is 2 GB per column.
+So the trainer sends a number per row and writes none per token, which at 250,000 rows of 2,000 tokens is 2 GB a column.
 
 Axes: R rows.
 """
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any
+from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
+import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import BatchMeta, KVBatchMeta
+from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
 from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
 
 ADVANTAGE = "advantage"
@@ -23,32 +24,92 @@ RETURN = "return"
 REWARD = "reward"
 """Tag with the row's reward after penalties."""
 
+SHAPES = "per_sample_shapes"
+"""The queue's name for the shape of a column in each row."""
+
 _COLUMN = "row_advantages"
 """Name under which a worker's method gets the advantages of its rows, beside their columns."""
 
-Method = Callable[..., Any]
+
+class WorkerRows(BatchMeta):
+    """Places of a step's rows in the queue, which are dealt to workers with the advantages of their tags.
+
+    verl's own batch copies everything about all rows for every worker, and sends the tags as well.
+    """
+
+    __slots__ = ("advantages",)
+
+    def __init__(self, places: BatchMeta, advantages: list[float] | None) -> None:
+        for name in BatchMeta.__slots__:
+            setattr(self, name, getattr(places, name))
+        self.advantages = advantages
+
+    def chunk(self, chunks: int) -> list[BatchMeta]:
+        """Return the rows in as many parts; the first parts have a row more if they do not come out even."""
+        size, larger = divmod(self.size, chunks)
+        ends = accumulate((size + (part < larger) for part in range(chunks)), initial=0)
+        return [self._part(slice(*part)) for part in pairwise(ends)]
+
+    def _part(self, rows: slice) -> BatchMeta:
+        schema = self.field_schema.items()
+        part = BatchMeta(
+            self.global_indexes[rows],
+            self.partition_ids[rows],
+            {name: field | ({SHAPES: field[SHAPES][rows]} if SHAPES in field else {}) for name, field in schema},
+            self.production_status[rows],
+            self.extra_info,
+            _custom_backend_meta=self._custom_backend_meta[rows],
+        )
+        # Workers that write into the queue replace the tags of their rows by these, if there are any.
+        part.custom_meta = []
+        if self.advantages is not None:
+            part.extra_info[_COLUMN] = self.advantages[rows]
+        return part
 
 
 def to_workers(batch: KVBatchMeta) -> BatchMeta:
-    """Return the batch as verl sends it to workers, with the advantage of each row.
+    """Return the batch as it is dealt to workers, with the advantage of each row if the tags have it."""
+    has_advantages = bool(batch.tags) and ADVANTAGE in batch.tags[0]
+    advantages = [tag[ADVANTAGE] for tag in batch.tags] if has_advantages else None
+    return WorkerRows(places_of(batch) or kv_batch_meta2batch_meta(batch), advantages)
 
-    verl itself leaves tags out when it divides a batch among workers.
+
+def clear(batch: KVBatchMeta) -> None:
+    """Drop rows from the queue, whose own function reads first all that it knows of them."""
+    places = places_of(batch)
+    if places is None:
+        tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+    else:
+        tq.get_client().clear_samples(places)
+
+
+def places_of(batch: KVBatchMeta) -> BatchMeta | None:
+    """Return the places of rows in the queue's own storage, and the columns of the first one.
+
+    None if other rows lack some of them, or if the storage needs more. The queue's own answer has all tags, and the
+    shape of each row's columns, which takes ten times as long.
     """
-    sent: BatchMeta = kv_batch_meta2batch_meta(batch)
-    sent.update_custom_meta([{ADVANTAGE: tag[ADVANTAGE]} for tag in batch.tags])
-    return sent
-
-
-def with_row_advantages(method: Method) -> Method:
-    """Pass the advantages of its rows on to a worker's method, which verl calls with columns alone."""
-
-    @wraps(method)
-    def call(worker: object, batch: Any) -> Any:
-        if isinstance(batch, BatchMeta) and batch.custom_meta and ADVANTAGE in batch.custom_meta[0]:
-            batch.extra_info[_COLUMN] = [row[ADVANTAGE] for row in batch.custom_meta]
-        return method(worker, batch)
-
-    return call
+    client, partition = tq.get_client(), batch.partition_id
+    if not isinstance(client.storage_manager, AsyncSimpleStorageManager):
+        return None
+    first = client.kv_retrieve_meta(keys=batch.keys[:1], partition_id=partition)
+    if batch.fields is not None:
+        first = first.select_fields(batch.fields)
+    indexes, produced = client.get_production_status(data_fields=first.field_names, partition_id=partition)
+    if indexes is None:
+        return None
+    keys = client.kv_retrieve_keys(global_indexes=indexes.tolist(), partition_id=partition)
+    numbers = {key: number for number, key in enumerate(keys)}
+    rows_R = torch.tensor([numbers[key] for key in batch.keys])
+    if not produced[rows_R].all():
+        return None
+    return BatchMeta(
+        indexes[rows_R].tolist(),
+        [partition] * len(rows_R),
+        {name: {key: field[key] for key in field if key != SHAPES} for name, field in first.field_schema.items()},
+        np.ones(len(rows_R), np.int8),
+        batch.extra_info,
+    )
 
 
 def fill_in_advantages(data: TensorDict) -> None:

@@ -28,4 +28,7 @@ class SharedTags(list[Tag]):
 
 def without(tags: Iterable[Tag], name: str) -> SharedTags:
     """Return copies of tags without one of them."""
-    return SharedTags({key: value for key, value in tag.items() if key != name} for tag in tags)
+    copies = SharedTags(map(dict, tags))
+    for tag in copies:
+        tag.pop(name, None)
+    return copies

@@ -3,7 +3,7 @@ import pickle
 import pytest
 
 from turnmill.core.errors import RunFailedError
-from turnmill.core.trajectory import Turn, complete_turns
+from turnmill.core.trajectory import EpisodeSummary, Turn, complete_turns
 
 
 def turn(reward: float = 0.0, **changes: object) -> Turn:
@@ -28,3 +28,13 @@ def test_an_unanswered_turn_is_dropped_once_the_complete_one_follows():
     assert complete_turns([asked, answered]) == (answered,)
     assert complete_turns([asked, answered, answered, asked]) == (answered, answered, asked)
     assert complete_turns([]) == ()
+
+
+def test_a_summary_is_restored_with_all_its_fields():
+    summary = EpisodeSummary(
+        episode_id="a", reward=0.5, stop_reason="completed", success=True, num_turns=2, num_rows=3,
+        policy_versions=(1, 2), sampled_tokens=b"t", seconds={"tools": 1.0}, metrics={"valid": 1.0}, prediction="42",
+        row_rewards=True, row_states=("x", "y"),
+    )  # fmt: skip
+
+    assert pickle.loads(pickle.dumps(summary)) == summary

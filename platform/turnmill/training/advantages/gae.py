@@ -6,7 +6,6 @@ Axes: R rows, T turns (time), N environments, G response tokens, K trajectories.
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -138,19 +137,24 @@ def outcome_advantages(rewards_K: Tensor, groups_K: Sequence[str], *, normalise:
     Failed trajectories are not included: the others are compared among themselves. The advantage of a trajectory that
     is alone in its group is 0.
     """
-    # verl's module takes seconds to import.
-    from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
-
     rewards_K = at_least_float32(rewards_K)
-    advantages_K1: Tensor
-    advantages_K1, _ = compute_grpo_outcome_advantage(
-        rewards_K[:, None],
-        torch.ones_like(rewards_K)[:, None],
-        index=np.array(groups_K, dtype=object),
-        norm_adv_by_std_in_grpo=normalise,
+    members: dict[str, list[int]] = {}
+    for trajectory, group in enumerate(groups_K):
+        members.setdefault(group, []).append(trajectory)
+    ordered_K = torch.tensor([trajectory for group in members.values() for trajectory in group], dtype=torch.long)
+    sizes = [len(group) for group in members.values()]
+    # A group at a time, as verl computes it: sums over a larger tensor differ in their last digit.
+    of_groups = torch.split(rewards_K[ordered_K], sizes)
+    means, deviations = (
+        torch.stack([statistic(rewards) if len(rewards) > 1 else alone for rewards in of_groups])
+        for statistic, alone in ((torch.mean, rewards_K.new_zeros(())), (torch.std, rewards_K.new_ones(())))
     )
-    advantages_K: Tensor = advantages_K1[:, 0].masked_fill(singleton_groups(groups_K), 0.0)
-    return advantages_K
+    of_trajectory_K = torch.empty_like(ordered_K)
+    of_trajectory_K[ordered_K] = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    advantages_K = rewards_K - means[of_trajectory_K]
+    if normalise:
+        advantages_K = advantages_K / (deviations[of_trajectory_K] + 1e-6)
+    return advantages_K.masked_fill(singleton_groups(groups_K), 0.0)
 
 
 def singleton_groups(groups_K: Sequence[str]) -> Tensor:

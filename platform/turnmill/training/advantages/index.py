@@ -24,8 +24,10 @@ class TrajectoryIndex:
         rows: dict[str, list[int]] = {}
         for position, key in enumerate(keys):
             rows.setdefault(trajectory_of(key), []).append(position)
-        ordered = (tuple(sorted(found, key=lambda row: row_number(keys[row]))) for found in rows.values())
-        return cls(tuple(ordered), tuple(int(length) for length in lengths_R.tolist()))
+        for found in rows.values():
+            if len(found) > 1:
+                found.sort(key=lambda row: row_number(keys[row]))
+        return cls(tuple(map(tuple, rows.values())), tuple(map(int, lengths_R.tolist())))
 
     @property
     def last_rows(self) -> list[int]:

@@ -5,6 +5,7 @@ Axes: R rows, G response tokens, K trajectories, L tokens of a whole trajectory.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from turnmill.training.advantages.index import TrajectoryIndex, group_of
 from turnmill.training.advantages.precision import at_least_float32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rows:
     """Keys, masks and rewards of a step's rows."""
 
@@ -37,6 +38,11 @@ class Rows:
 
     states_R: Sequence[str] = ()
     """State before the turn of each row; empty if rows are no turns."""
+
+    @cached_property
+    def index(self) -> TrajectoryIndex:
+        """The rows of each trajectory."""
+        return TrajectoryIndex.of(self.keys, self.lengths_R)
 
     @property
     def situations(self) -> list[str]:
@@ -65,7 +71,7 @@ def mean_over_trajectories(advantages_RG: Tensor, rows: Rows, weights_RG: Tensor
 
     `weights_RG` is the number of trained tokens at each position: the mask, or more where one stands for many.
     """
-    index = TrajectoryIndex.of(rows.keys, rows.lengths_R)
+    index = rows.index
     trajectory_R = index.trajectory_of_row
     sums_R = (at_least_float32(advantages_RG) * weights_RG).sum(1)
     sums_K = sums_R.new_zeros(len(index.rows_K)).index_add_(0, trajectory_R, sums_R)

@@ -17,7 +17,7 @@ from turnmill.jobs.trajectory_algorithms import TrajectoryAlgorithmSettings
 from turnmill.jobs.verl_settings import VerlSettings
 from turnmill.training.advantages.estimators import move_to_trained_tokens
 from turnmill.training.advantages.gae import singleton_groups
-from turnmill.training.advantages.index import TrajectoryIndex, group_of
+from turnmill.training.advantages.index import group_of
 from turnmill.training.advantages.precision import at_least_float32
 from turnmill.training.advantages.rows import Rows
 from turnmill.training.plugins import NoOptions
@@ -85,7 +85,7 @@ class TrajectoryAlgorithm(Algorithm[OwnTrajectorySettings]):
 
         The estimator sees the rows of a trajectory as one sequence of tokens.
         """
-        index = TrajectoryIndex.of(rows.keys, rows.lengths_R)
+        index = rows.index
         groups_K = [group_of(rows.keys[row]) for row in index.last_rows]
         values_KL = None if rows.values_RG is None else index.join(rows.values_RG)
         found = self.estimate(index.join(rows.counted_rewards(index)), index.join(rows.mask_RG), groups_K, values_KL)

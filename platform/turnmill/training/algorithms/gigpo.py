@@ -11,7 +11,6 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.trajectory_algorithms import GigPo
 from turnmill.jobs.verl_settings import VerlSettings
 from turnmill.training.advantages.estimators import state_advantages
-from turnmill.training.advantages.index import TrajectoryIndex
 from turnmill.training.advantages.rows import Rows
 from turnmill.training.algorithms.base import TrajectoryAlgorithm
 from turnmill.training.algorithms.grpo import group_advantages
@@ -30,7 +29,7 @@ class GigPoAlgorithm(TrajectoryAlgorithm[GigPo]):
         Both have the shape (rows, response tokens).
         """
         advantages_RG, returns_RG = super().advantages(rows)
-        index = TrajectoryIndex.of(rows.keys, rows.lengths_R)
+        index = rows.index
         of_turns_R = state_advantages(
             rows.counted_rewards(index).sum(1),
             index.rows_K,

@@ -24,8 +24,9 @@ def metrics_of_tags(
     """Return what `PPOTrainer._compute_metrics` does for rows whose tokens share an advantage, without the tokens."""
     rows = select(batch, [not tag.get("is_padding", False) for tag in batch.tags])
     everything = _data(batch)
+    without_padding = everything if len(rows.keys) == len(batch.keys) else _data(rows, like=everything)
     metrics: Metrics = {"training/global_step": global_steps, "training/epoch": epoch}
-    metrics |= compute_data_metrics(batch=_data(rows, like=everything), use_critic=False)
+    metrics |= compute_data_metrics(batch=without_padding, use_critic=False)
     trained_R = tag_column(rows, TRAINED_TOKENS)
     for name, tag in (("advantages", ADVANTAGE), ("returns", RETURN)):
         metrics[f"critic/{name}/mean"] = (tag_column(rows, tag) * trained_R).sum().div(trained_R.sum()).item()

@@ -61,7 +61,7 @@ class Split:
         """Number of failed trajectories by cause."""
         return Counter(failure.cause for failure in self.failures)
 
-    @property
+    @cached_property
     def num_trajectories(self) -> int:
         """Number of trajectories that have ended, failed and dropped ones included."""
         return len(set(map(trajectory_of, self.survivors.keys))) + len(self.failed.keys) + len(self.dropped.summaries)
@@ -101,9 +101,10 @@ def last_rows(keys: Sequence[str]) -> list[int]:
     """Return the position of each trajectory's last row, in the order of the trajectories' first rows."""
     last: dict[str, int] = {}
     for position, key in enumerate(keys):
-        known = last.get(trajectory_of(key))
+        name = trajectory_of(key)
+        known = last.get(name)
         if known is None or row_number(keys[known]) < row_number(key):
-            last[trajectory_of(key)] = position
+            last[name] = position
     return list(last.values())
 
 
@@ -202,25 +203,33 @@ class TrajectoryBatch:
     @property
     def states_R(self) -> tuple[str, ...]:  # noqa: N802 (named for its axis)
         """State before the turn of each row; empty if rows are no turns."""
+        if not any(summary.rows_are_turns for summary in self.summaries):
+            return ("",) * len(self.meta.keys)
         return tuple(
             summary.row_states[row_number(key)] if summary.rows_are_turns else ""
             for key, summary in zip(self.meta.keys, self._summaries_R, strict=True)
         )
 
+    @cached_property
+    def _last_rows(self) -> list[int]:
+        return last_rows(self.meta.keys)
+
     @property
     def _summaries_R(self) -> list[EpisodeSummary]:  # noqa: N802 (named for its axis)
         """Summary of each row's trajectory."""
         names = [trajectory_of(key) for key in self.meta.keys]
-        of_trajectory = dict(zip((names[row] for row in last_rows(self.meta.keys)), self.summaries, strict=True))
+        of_trajectory = dict(zip((names[row] for row in self._last_rows), self.summaries, strict=True))
         return [of_trajectory[name] for name in names]
 
     def by_trajectory(self, values_R: Tensor) -> dict[str, float]:
         """Return a value that all rows of a trajectory share, by episode id."""
-        values_K = values_R[last_rows(self.meta.keys)].tolist()
+        values_K = values_R[self._last_rows].tolist()
         return {summary.episode_id: value for summary, value in zip(self.summaries, values_K, strict=True)}
 
     def by_turn(self, values_RG: Tensor) -> Iterator[TokenAdvantages]:
         """Yield episode id, number and token values of each turn, if rows are turns."""
+        if not any(summary.rows_are_turns for summary in self.summaries):
+            return
         rows = zip(self.meta.keys, self._summaries_R, self.by_token(values_RG), strict=True)
         for key, summary, values_G in rows:
             if summary.rows_are_turns:
@@ -236,7 +245,7 @@ class TrajectoryBatch:
         tokens: Counter[str] = Counter()
         for key, count in zip(self.meta.keys, self.trained_R.tolist(), strict=True):
             tokens[trajectory_of(key)] += int(count)
-        names = [trajectory_of(self.meta.keys[row]) for row in last_rows(self.meta.keys)]
+        names = [trajectory_of(self.meta.keys[row]) for row in self._last_rows]
         for name, summary in zip(names, self.summaries, strict=True):
             yield summary.success, tokens[name], summary.num_turns
 
@@ -262,11 +271,10 @@ def with_advantages(
 
     By these tags the workers fill in the advantages of tokens: see `row_advantages`.
     """
-    names = (ADVANTAGE, RETURN, REWARD)
     columns_R = (values_R1[:, 0].tolist() for values_R1 in (advantages_R1, returns_R1, rewards_R1))
-    of_rows = {key: values for key, *values in zip(rows.keys, *columns_R, strict=True)}
+    of_rows = dict(zip(rows.keys, zip(*columns_R, strict=True), strict=True))
     for key, tag in zip(batch.keys, batch.tags, strict=True):
-        tag |= zip(names, of_rows.get(key, (0.0, 0.0, 0.0)), strict=True)
+        tag[ADVANTAGE], tag[RETURN], tag[REWARD] = of_rows.get(key, (0.0, 0.0, 0.0))
     return batch
 
 

@@ -1,6 +1,6 @@
 """Metrics of a step's trajectories."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -58,12 +58,13 @@ def trajectory_metrics(batch: TrajectoryBatch, parts: Split, *, at_once: int) ->
 
 def agent_metrics(summaries: Sequence[EpisodeSummary]) -> dict[str, float]:
     """Return mean, maximum and minimum of each metric over the trajectories that have it."""
-    values: dict[str, list[float]] = {}
+    values: defaultdict[str, list[float]] = defaultdict(list)
     for summary in summaries:
         for name, value in summary.metrics.items():
-            values.setdefault(name, []).append(float(value))
+            values[name].append(value)
     metrics: dict[str, float] = {}
-    for name, found in sorted(values.items()):
+    for name, of_name in sorted(values.items()):
+        found = [*map(float, of_name)]
         key = f"turnmill/tool/{name}"
         metrics |= {f"{key}/mean": _mean(found), f"{key}/max": max(found), f"{key}/min": min(found)}
     return metrics
@@ -101,5 +102,5 @@ def _valid_ratios(found: Iterable[Mapping[str, float]]) -> list[float]:
 
 
 def _mean(values: Iterable[float]) -> float:
-    found = [float(value) for value in values]
+    found = [*map(float, values)]
     return sum(found) / len(found) if found else 0.0

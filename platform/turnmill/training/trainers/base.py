@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import ray
+import torch
 import transfer_queue as tq
 from omegaconf import DictConfig
 from ray.exceptions import RayTaskError
@@ -14,11 +15,17 @@ from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.single_controller.ray import ResourcePoolManager
+from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainer
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
+from verl.utils.seqlen_balancing import (
+    calculate_workload,
+    get_seqlen_balanced_partitions,
+    log_seqlen_unbalance,
+)
 
 from turnmill.jobs import job_from_json
 from turnmill.observability.run_folder import RunFolder
@@ -142,6 +149,21 @@ class RunTrainer(PPOTrainer):
     def _rows_of(self, batch: KVBatchMeta) -> KVBatchMeta:
         """Return the rows of a batch without padding."""
         return select(batch, [not tag.get("is_padding", False) for tag in batch.tags])
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics: Metrics, **_: object) -> KVBatchMeta:
+        """Order rows by the worker that gets them, as verl does, but by numbers: it compares tensors of one each."""
+        ranks = self.actor_rollout_wg._dispatch_info
+        if "actor" not in ranks:
+            ranks["actor"] = self.actor_rollout_wg._query_dispatch_info("actor")
+        num_workers = max(ranks["actor"]) + 1
+        multiple = self._get_required_batch_multiple(num_workers)
+        batch = upsample_batch_to_divisible_size(batch, multiple, self.tokenizer.eos_token_id)
+        lengths = [tag["seq_len"] for tag in batch.tags]
+        work = calculate_workload(torch.tensor(lengths, dtype=torch.int64)).tolist()
+        parts = get_seqlen_balanced_partitions(work, k_partitions=num_workers, equal_size=True)
+        batch.reorder([row for part in parts for row in part])
+        metrics.update(log_seqlen_unbalance(lengths, parts, prefix="global_seqlen"))
+        return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
         computed = super()._compute_old_log_prob(batch, metrics)

@@ -41,7 +41,7 @@ from turnmill.training.batches.trajectory_metrics import trajectory_metrics, val
 from turnmill.training.critic_loss import trajectory_value_loss
 from turnmill.training.dataset import response_lengths, rows_as_columns, select
 from turnmill.training.rollout_correction import WEIGHTS
-from turnmill.training.row_advantages import to_workers
+from turnmill.training.row_advantages import clear
 from turnmill.training.shared_tags import SharedTags, without
 from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
 from turnmill.training.trainers.base import RunTrainer
@@ -81,7 +81,7 @@ class TrajectoryTrainer(RunTrainer):
         tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
         return batch
 
-    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **kwargs: Any) -> KVBatchMeta:
+    def _balance_batch(self, batch: KVBatchMeta, metrics: Metrics, **named: object) -> KVBatchMeta:
         """Drop failed trajectories before anything is computed from the batch."""
         self._split = split(batch)
         self._require_all_trajectories(self._split, self._num_trajectories(self._num_requested[self.global_steps]))
@@ -93,7 +93,7 @@ class TrajectoryTrainer(RunTrainer):
         self._tags = dict(zip(selected.keys, selected.tags, strict=True))
         selected.tags = without(selected.tags, EPISODE)
         self._size_minibatches(len(selected.keys))
-        return super()._balance_batch(selected, metrics, **kwargs)
+        return super()._balance_batch(selected, metrics, **named)
 
     def _num_trajectories(self, num_tasks: int) -> int:
         """Return the number of trajectories of the first tasks of a step."""
@@ -201,8 +201,18 @@ class TrajectoryTrainer(RunTrainer):
             if names:
                 put_ragged(padding, dict.fromkeys(names, zeros_RG), lengths_R)
 
-    def _update_actor(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
-        super()._update_actor(batch if self._reads_tokens else to_workers(batch), metrics)
+    def step(self, metrics: Metrics, timing_raw: Metrics) -> KVBatchMeta:
+        """Train on the rows of a step, and return them with their tags, of which verl would make copies."""
+        self._trained = SharedTags()
+        batch = super().step(metrics, timing_raw)
+        batch.tags = self._trained
+        return batch
+
+    def _step_once(self, *args: Any) -> KVBatchMeta:
+        batch = super()._step_once(*args)
+        self._trained += batch.tags
+        kinds = {is_padding: {"is_padding": is_padding} for is_padding in (False, True)}
+        batch.tags = SharedTags(kinds[bool(tag.get("is_padding", False))] for tag in batch.tags)
         return batch
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: Metrics, *args: Any, **kwargs: Any) -> None:
@@ -210,6 +220,13 @@ class TrajectoryTrainer(RunTrainer):
             super()._compute_metrics(batch, metrics, *args, **kwargs)
         else:
             metrics.update(metrics_of_tags(batch, *args, num_gpus=self._get_n_gpus_for_throughput(), **kwargs))
+            self._clear_all_but_one(batch)
+
+    def _clear_all_but_one(self, batch: KVBatchMeta) -> None:
+        """Drop rows that are not needed any more; verl drops the first one, and would take longer for all."""
+        if len(batch.keys) > 1 and not self.config.trainer.get("rollout_data_dir", None):
+            clear(KVBatchMeta(keys=batch.keys[1:], tags=batch.tags[1:], partition_id=batch.partition_id))
+            del batch.keys[1:], batch.tags[1:]
 
     def _measure_validation(self, batch: KVBatchMeta, *, num_episodes: int) -> dict[str, float]:
         parts = split(batch)

@@ -137,6 +137,8 @@ def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> VerlSettings:
         "trainer.use_v1": True,
         # Not on a head without CPUs for work, where a storage unit would never start.
         "transfer_queue.backend.SimpleStorage.required_node_resource": _resource_of_training(job),
+        # verl's limit of 100,000 rows would end a run whose steps have more.
+        "transfer_queue.backend.SimpleStorage.total_storage_size": None,
         # Environments and tasks give the rewards.
         "reward.num_workers": 0,
     }

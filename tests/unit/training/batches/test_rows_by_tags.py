@@ -139,7 +139,7 @@ def batch_meta(batch: KVBatchMeta) -> BatchMeta:
 
 @pytest.mark.parametrize("settings", ALGORITHMS, ids=NAMES)
 def test_workers_fill_in_the_advantages_that_the_trainer_would_have_written(queue, settings, monkeypatch):
-    monkeypatch.setattr(row_advantages, "kv_batch_meta2batch_meta", batch_meta)
+    monkeypatch.setattr(row_advantages, "places_of", batch_meta)
     batch = fill(queue, 5, own_rewards=False)
     compute(queue, TrajectoryBatch.read(batch, with_reference=False), settings)
     columns = queue.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["advantages", "response_mask"])
@@ -156,8 +156,8 @@ def test_workers_fill_in_the_advantages_that_the_trainer_would_have_written(queu
             fill_in_advantages(data)
             return data["advantages"]
 
-    sent = row_advantages.to_workers(with_advantages(batch, rows.meta, *computed.outputs))
-    found = row_advantages.with_row_advantages(Worker.train)(Worker(), sent)
+    (sent,) = row_advantages.to_workers(with_advantages(batch, rows.meta, *computed.outputs)).chunk(1)
+    found = Worker().train(sent)
 
     expected = columns["advantages"].values() * columns["response_mask"].values()
     assert found.offsets().tolist() == columns["response_mask"].offsets().tolist()
@@ -243,7 +243,7 @@ def test_each_worker_of_the_policy_trains_on_the_advantages_of_its_part_of_the_r
     trained: list[TensorDict] = []
     monkeypatch.setattr(transferqueue_utils, "TQ_INITIALIZED", True)
     monkeypatch.setattr(transferqueue_utils, "_meta_to_realdata", read)
-    monkeypatch.setattr(row_advantages, "kv_batch_meta2batch_meta", batch_meta)
+    monkeypatch.setattr(row_advantages, "places_of", batch_meta)
     monkeypatch.setattr(PolicyWorker, "query_collect_info", lambda worker, mesh: True)
     worker = object.__new__(PolicyWorker)
     worker.enable_routing_replay = False

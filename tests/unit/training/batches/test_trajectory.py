@@ -1,9 +1,11 @@
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from turnmill.core.errors import RunFailedError
 from turnmill.core.trajectory import EpisodeFailure, EpisodeSummary
@@ -75,6 +77,22 @@ def test_failed_trajectories_do_not_change_the_advantages_of_the_others(algorith
 
     assert with_failures.keys() == without_failures.keys() == set(keys) - set(failed)
     assert max(abs(with_failures[key] - without_failures[key]) for key in with_failures) < 1e-6
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("seed", range(5))
+def test_outcome_advantages_are_those_of_verl_in_every_digit(seed: int, normalise: bool):
+    chance = random.Random(seed)
+    groups = [f"group{chance.randrange(30)}" for _ in range(200)]
+    rewards = torch.tensor([chance.choice([0.0, 1.0, chance.gauss(0, 30)]) for _ in groups])
+
+    found = outcome_advantages(rewards, groups, normalise=normalise)
+
+    expected, _ = compute_grpo_outcome_advantage(
+        rewards[:, None], torch.ones(200, 1), np.array(groups, dtype=object), norm_adv_by_std_in_grpo=normalise
+    )
+    alone = torch.tensor([groups.count(group) == 1 for group in groups])
+    assert torch.equal(found, expected[:, 0].masked_fill(alone, 0.0))
 
 
 def test_outcome_advantages_follow_the_grpo_formula():

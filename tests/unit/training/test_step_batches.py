@@ -1,0 +1,65 @@
+"""The batch of a step on its way through the trainer, against verl's."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import trainer_base
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+from turnmill.training.shared_tags import SharedTags
+from turnmill.training.trainers.base import RunTrainer
+from turnmill.training.trainers.trajectory import TrajectoryTrainerSync
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 8])
+@pytest.mark.parametrize("spread", [3, 2000], ids=["many rows of one length", "rows of any length"])
+def test_rows_are_dealt_in_the_order_of_verl(num_workers: int, spread: int):
+    chance = random.Random(num_workers)
+    lengths = [chance.randrange(1, 1 + spread) for _ in range(64)]
+    found, expected = {}, {}
+
+    def balanced(balance, metrics) -> list[str]:
+        batch = KVBatchMeta(
+            keys=[f"task_{row}_0" for row in range(64)], tags=[{"seq_len": each} for each in lengths],
+            partition_id="train",
+        )  # fmt: skip
+        trainer = SimpleNamespace(
+            actor_rollout_wg=SimpleNamespace(
+                _dispatch_info={}, _query_dispatch_info=lambda role: [*range(num_workers)]
+            ),
+            tokenizer=SimpleNamespace(eos_token_id=0),
+            _get_required_batch_multiple=lambda size: size,
+        )
+        return balance(trainer, batch, metrics).keys
+
+    assert balanced(RunTrainer._balance_batch, found) == balanced(PPOTrainer._balance_batch, expected)
+    assert found == expected
+    assert found
+
+
+def test_a_step_returns_the_rows_with_their_tags_and_weighs_its_metrics_as_verl_does(monkeypatch):
+    tags = SharedTags({"seq_len": row, "is_padding": row == 3} for row in range(4))
+    trained = KVBatchMeta(keys=[f"task_{row}_0" for row in range(4)], tags=tags, partition_id="train")
+    weights: list[int] = []
+
+    def train(self, metrics: dict[str, float], *_: object) -> KVBatchMeta:
+        metrics["actor/loss"] = 0.1
+        return trained
+
+    def note(self, metrics: dict[str, float], sample_count: int) -> None:
+        weights.append(sample_count)
+
+    monkeypatch.setattr(PPOTrainer, "_step_once", train)
+    monkeypatch.setattr(trainer_base.MetricsAggregator, "add_step_metrics", note)
+    trainer = TrajectoryTrainerSync.__new__(TrajectoryTrainerSync)
+    trainer.config = OmegaConf.create({"data": {"train_batch_size": 1}})
+    trainer.parameter_sync_step, trainer.prepare_step = 1, lambda: {}
+
+    found = trainer.step({}, {})
+
+    assert found.keys == trained.keys
+    assert all(tag is known for tag, known in zip(found.tags, tags, strict=True))
+    assert weights == [3]
