@@ -76,6 +76,8 @@ WITHOUT_EFFECT = frozenset(
         *(f"{ACTOR}.micro_batch_size_per_gpu", "trainer.taskrunner_num_cpus", "system.CUDA_VISIBLE_DEVICES"),
         # The critic is the policy's initial model, with the policy's betas.
         *("critic.model.path", "critic.optim.betas"),
+        # Critics always fill micro-batches up to a number of tokens.
+        "critic.ppo_micro_batch_size_per_gpu",
     }
 )
 """Names that are read elsewhere in this module, or that have no effect without a data set."""
