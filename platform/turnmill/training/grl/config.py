@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from omegaconf import DictConfig, OmegaConf
+from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 
 from turnmill.core.errors import SettingsError
@@ -118,6 +119,28 @@ def job_data(config: Configuration) -> Block:
         "metadata": {"name": _as_name(str(flat.get("trainer.experiment_name", "grl")))},
         "spec": spec,
     }
+
+
+def agent_settings(config: Configuration) -> GrlAgent:
+    """Return the agents of a configuration, or of a job. Raises SettingsError for an invalid one."""
+    read = _with_defaults(Path(config)) if isinstance(config, (str, Path)) else OmegaConf.create(config)
+    plain: Block = OmegaConf.to_container(read, resolve=True)
+    if plain.get("kind") == KIND:
+        agent = plain["spec"]["agent"]
+    else:
+        blocks = {name: block for name, block in plain.items() if _is_agent(block)}
+        played = _played(plain.get("rollout", {}))
+        agent = _agent(
+            {name: blocks[name] for name in blocks if not played or name in played}, plain.get("rollout", {})
+        )
+        for name in ("max_prompt_length", "max_response_length"):
+            # GRL's rollout reads them beside the sections.
+            if (length := plain.get("data", {}).get(name, plain.get(name))) is not None:
+                agent[to_camel(name)] = length
+    try:
+        return GrlAgent.model_validate(agent, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise SettingsError(f"rollout: {error}") from None
 
 
 def _with_defaults(file: Path) -> DictConfig:

@@ -279,8 +279,20 @@ class DummyRewardManager:
     """GRL's reward function, which returns the scores of the agents."""
 
 
-def test_a_reward_function_other_than_grls_is_refused():
-    AgentTrainer(config=GRL_CONFIG, reward_fn=DummyRewardManager(), val_reward_fn=None)
+def decide(batch: Any) -> None:
+    """A reward function at the top of a module."""
 
-    with pytest.raises(SettingsError, match=r"val_reward_fn: rewards come from the agents\. Return the reward from"):
+
+@pytest.mark.feature("GRL", "a reward function of your own")
+def test_a_reward_function_other_than_grls_is_that_of_the_job():
+    agent = AgentTrainer(config=GRL_CONFIG, reward_fn=decide, val_reward_fn=DummyRewardManager()).job.spec.grl_agent
+
+    assert agent.reward_function == f"{__name__}:decide"
+    assert agent.validation_reward_function is None
+
+
+def test_a_reward_function_that_other_processes_cannot_import_is_refused():
+    with pytest.raises(
+        SettingsError, match=r"val_reward_fn: the processes of a run import it, .* Define it there with"
+    ):
         AgentTrainer(config=GRL_CONFIG, val_reward_fn=lambda batch: 1.0)
