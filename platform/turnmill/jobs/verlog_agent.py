@@ -44,10 +44,10 @@ class VerlogAgent(BaseAgent):
     """Earlier turns that a prompt contains."""
 
     prompt: PromptName = "cot"
-    """`cot` asks for a thought and an action, `cot_actions` also names the allowed actions (Verlog's for BabaIsAI),
+    """`cot` asks for a thought and an action, `cot_actions` lists the allowed actions, too (Verlog's for BabaIsAI),
     `document` is laid out as in Verlog's document, `naive` asks for an action alone (Verlog's default), `compact` is
-    short, for tiny models; or a file (`.txt`, `.md`) whose text asks instead, or a function `package.module:name` that builds the
-    messages."""
+    short, for tiny models; or a file (`.txt`, `.md`) whose text asks instead, or a function `package.module:name` that
+    builds the messages."""
 
     max_prompt_tokens: int = Field(default=1024, ge=16, le=1_000_000)
     """Tokens of a prompt; a longer one loses its oldest part."""
