@@ -247,6 +247,8 @@ def _known(algorithm: Block) -> Block:
 
 
 def _training(training: Block, flat: Block) -> Block:
+    if flat.get("trainer.val_only") is True:
+        return training | {"steps": 0}
     # Without a data set an epoch is one step.
     steps = training.setdefault("steps", flat.get("trainer.total_epochs"))
     if steps is None:

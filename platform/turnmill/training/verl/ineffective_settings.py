@@ -73,7 +73,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "custom_reward_function": "Set spec.environment.options.reward to verl:FILE:NAME.",
     "data": "Tasks come from spec.environment.",
     "data.custom_cls": "Set spec.environment.name to the class of a TaskSource.",
-    "data.filter_overlong_prompts": "Longer prompts lose their beginning; set spec.agent.maxPromptLength.",
+    "data.filter_overlong_prompts": "Set spec.agent.filterOverlongPrompts, with type multi_turn.",
     "data.seed": "Set spec.training.seed.",
     "data.train_batch_size": "Set spec.training.tasksPerStep.",
     "data.train_files": "Set spec.environment.options.path.",
@@ -102,7 +102,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "trainer.v1.separate_async.hybrid_rollout": "Engines and training are on separate devices in separate_async.",
     "trainer.v1.trainer_mode": "Set spec.training.mode.",
     "trainer.val_before_train": "turnmill validates before the first step, unless validation.episodes is 0.",
-    "trainer.val_only": "Evaluate with turnmill run JOB --evaluate.",
+    "trainer.val_only": "Set spec.training.steps to 0, or evaluate with turnmill run JOB --evaluate.",
     "trainer.validation_data_dir": "Look at trajectories with turnmill trajectories.",
     "transfer_queue.enable": "verl's V1 trainer always uses the queue.",
 }

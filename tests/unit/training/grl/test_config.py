@@ -275,6 +275,13 @@ def test_a_critic_with_settings_of_its_own_is_refused(name, value):
         job_data(config)
 
 
+def test_a_configuration_that_only_validates_has_no_steps():
+    config = OmegaConf.create(GRL_CONFIG)
+    OmegaConf.update(config, "trainer.val_only", True, force_add=True)
+
+    assert AgentTrainer(config=config).job.spec.training.steps == 0
+
+
 class DummyRewardManager:
     """GRL's reward function, which returns the scores of the agents."""
 
