@@ -18,6 +18,7 @@ from turnmill.jobs.algorithm import AlgorithmSettings
 from turnmill.jobs.grl_agent import AgentConfig, GrlAgent
 from turnmill.jobs.settings import Settings
 from turnmill.jobs.values import fields_by_alias, sections_in, tag_of
+from turnmill.training.grl.config_files import with_defaults
 
 Configuration: TypeAlias = Mapping[str, object] | DictConfig | Path | str
 """A GRL configuration: a mapping, an OmegaConf configuration, or the path of a YAML file."""
@@ -27,9 +28,6 @@ Block: TypeAlias = dict[str, Any]
 
 ESTIMATORS = {"gae": "ppo"}
 """GRL's estimators that have another name in a job."""
-
-PPO_TRAINER = "ppo_trainer"
-"""verl's own settings, as GRL's files name them among their `defaults`."""
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 FIELDS = {
@@ -90,7 +88,7 @@ def job_data(config: Configuration) -> Block:
     Settings without a field in a job go to `spec.verl` by their own names. A configuration that already is a job is
     returned unchanged. Raises SettingsError for an unknown setting under `rollout`, or without a number of steps.
     """
-    read = _with_defaults(Path(config)) if isinstance(config, (str, Path)) else OmegaConf.create(config)
+    read = with_defaults(Path(config)) if isinstance(config, (str, Path)) else OmegaConf.create(config)
     plain: Block = OmegaConf.to_container(read, resolve=True)
     if plain.get("kind") == KIND:
         return plain
@@ -123,7 +121,7 @@ def job_data(config: Configuration) -> Block:
 
 def agent_settings(config: Configuration) -> GrlAgent:
     """Return the agents of a configuration, or of a job. Raises SettingsError for an invalid one."""
-    read = _with_defaults(Path(config)) if isinstance(config, (str, Path)) else OmegaConf.create(config)
+    read = with_defaults(Path(config)) if isinstance(config, (str, Path)) else OmegaConf.create(config)
     plain: Block = OmegaConf.to_container(read, resolve=True)
     if plain.get("kind") == KIND:
         agent = plain["spec"]["agent"]
@@ -141,26 +139,6 @@ def agent_settings(config: Configuration) -> GrlAgent:
         return GrlAgent.model_validate(agent, by_alias=True, by_name=False)
     except ValidationError as error:
         raise SettingsError(f"rollout: {error}") from None
-
-
-def _with_defaults(file: Path) -> DictConfig:
-    """Read a file over those that its list `defaults` names, in its order; verl's own settings are none of them."""
-    config = OmegaConf.load(file)
-    names = config.pop("defaults", None)
-    if names is None:
-        return config
-    order = [str(name) for name in names]
-    parts = []
-    for name in order if "_self_" in order else [*order, "_self_"]:
-        if name == "_self_":
-            parts.append(config)
-        elif (other := file.with_name(f"{name}.yaml")).exists():
-            parts.append(_with_defaults(other))
-        elif name != PPO_TRAINER:
-            raise SettingsError(f"defaults: {name} is no file beside {file}. Put {name}.yaml there, or take it out.")
-    merged = OmegaConf.merge(*parts)
-    assert isinstance(merged, DictConfig)
-    return merged
 
 
 @cache

@@ -275,6 +275,25 @@ def test_a_critic_with_settings_of_its_own_is_refused(name, value):
         job_data(config)
 
 
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        (b'rollout: {train: ["a\0b"]}', r"is not valid YAML: unacceptable character #x0000"),
+        (b"rollout: [1", r"is not valid YAML: while parsing a flow sequence"),
+        (b"rollout: \xff", r"is not valid YAML: .*can't decode"),
+        (b"- 1", r"has no sections"),
+        (None, r"cannot be read: No such file or directory"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused_in_a_sentence(content, rule, tmp_path):
+    file = tmp_path / "grl.yaml"
+    if content is not None:
+        file.write_bytes(content)
+
+    with pytest.raises(SettingsError, match=rf"grl\.yaml {rule}"):
+        AgentTrainer(config=file)
+
+
 def test_a_configuration_that_only_validates_has_no_steps():
     config = OmegaConf.create(GRL_CONFIG)
     OmegaConf.update(config, "trainer.val_only", True, force_add=True)
