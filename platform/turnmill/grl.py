@@ -26,22 +26,36 @@ if TYPE_CHECKING:
     from turnmill.runs.local import RunResult
     from turnmill.runs.watch import Report
     from turnmill.training.grl.config import Configuration
+    from turnmill.training.grl.sync_rollout import SyncMultiTurnRollout
 
 __all__ = [
     "AgentTrainer",
     "BaseAgent",
     "EnvOutput",
     "EnvironmentAgent",
+    "SyncMultiTurnRollout",
     "get_agent_cls",
     "list_agents",
     "register_agent",
 ]
 
+
+def __getattr__(name: str) -> object:
+    """Import the rollout when it is asked for: it needs verl, which processes of agents do without."""
+    if name == "SyncMultiTurnRollout":
+        from turnmill.training.grl.sync_rollout import SyncMultiTurnRollout
+
+        return SyncMultiTurnRollout
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 # Arguments of GRL's scripts without effect here, as agents have tasks and rewards of their own.
 _UNUSED = frozenset(
-    {"reward_fn", "val_reward_fn", "train_dataset", "val_dataset", "collate_fn", "train_sampler", "device_name"}
-    | {"ray_worker_group_cls"}
+    {"train_dataset", "val_dataset", "collate_fn", "train_sampler", "device_name"} | {"ray_worker_group_cls"}
 )
+
+
+_REWARDS = {"reward_fn": "rewardFunction", "val_reward_fn": "validationRewardFunction"}
 
 
 class AgentTrainer:
@@ -65,22 +79,22 @@ class AgentTrainer:
 
         `config` is a mapping, an OmegaConf configuration, or the path of a YAML file. `overrides` are settings such as
         `resources.device=cpu`, as for `--set`. `output` is the run folder, by default a new one in runs/. Other
-        arguments of GRL's scripts are accepted without effect, as turnmill creates tokenizer, workers and pools itself,
-        and rewards come from the agents: data sets and other reward functions than GRL's are refused.
+        arguments of GRL's scripts are accepted without effect, as turnmill creates tokenizer, workers and pools itself;
+        data sets are refused. `reward_fn` and `val_reward_fn` decide the rewards, unless they are GRL's own, which
+        returns those of the agents.
         Raises TypeError for unknown arguments, SettingsError for an invalid configuration.
         """
-        if unknown := sorted(unused.keys() - _UNUSED):
+        if unknown := sorted(unused.keys() - _UNUSED - _REWARDS.keys()):
             raise TypeError(f"AgentTrainer has no argument {unknown[0]!r}. Remove it.")
-        for name in ("reward_fn", "val_reward_fn"):
-            # GRL's scripts pass one that returns the scores of the agents.
-            if unused.get(name) is not None and type(unused[name]).__name__ != "DummyRewardManager":
-                raise SettingsError(
-                    f"{name}: rewards come from the agents. Return the reward from get_env_outputs or step_env, "
-                    "and give None or GRL's DummyRewardManager."
-                )
         if given := [name for name in ("train_dataset", "val_dataset") if unused.get(name) is not None]:
             raise SettingsError(f"{given[0]}: agents bring their own tasks. Give None.")
-        self.job: AgentTrainingJob = _job_of(config, overrides)
+        functions = [
+            f"agent.{field}={_path_of_function(name, unused[name])}"
+            for name, field in _REWARDS.items()
+            # GRL's scripts pass one that returns the scores of the agents.
+            if unused.get(name) is not None and type(unused[name]).__name__ != "DummyRewardManager"
+        ]
+        self.job: AgentTrainingJob = _job_of(config, [*functions, *overrides])
         self.output = Path(output) if output is not None else None
         self.resume = resume
         self._on_progress = on_progress
@@ -116,6 +130,19 @@ def _job_of(config: "Configuration", overrides: Sequence[str]) -> "AgentTraining
     if problems:
         raise JobError(problems)
     return parse_job(data)
+
+
+def _path_of_function(name: str, function: object) -> str:
+    """Return a path by which the processes of a run find a function. Raises SettingsError if they cannot import it."""
+    module, qualified = getattr(function, "__module__", ""), str(getattr(function, "__qualname__", ""))
+    file = getattr(sys.modules["__main__"], "__file__", None) if module == "__main__" else None
+    module = Path(file).stem if file else module
+    if not qualified.isidentifier() or module == "__main__":
+        raise SettingsError(
+            f"{name}: the processes of a run import it, and {function!r} is no function at the top of a module. "
+            "Define it there with def."
+        )
+    return f"{module}:{qualified}"
 
 
 def _share_script_folder() -> None:

@@ -10,6 +10,7 @@ import torch
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 
+from support.gateway import bpe_tokenizer
 from support.grl_jobs import grl_job
 from support.row_queue import RowQueue
 from turnmill.jobs import AgentTrainingJob
@@ -124,6 +125,36 @@ def test_each_turn_may_have_its_own_score(queue):
 
     # The mean of 9 and 1 is 5; each of the two turns of the first episode bears half of it.
     assert scores(queue) == {"group1_0_0": [0, 0, -2.5, 0, 0, 6.0], "group1_1_0": [0, 0, -4.0]}
+
+
+@pytest.mark.feature("GRL", "a reward function of your own")
+@pytest.mark.parametrize("with_critic", [True, False])
+def test_a_function_of_the_users_own_decides_the_rewards_of_the_selected_groups(queue, with_critic):
+    two_groups(queue)
+    made = trainer(with_critic=with_critic, rewardFunction="support.reward_functions:length_of_conversation")
+    made.tokenizer = bpe_tokenizer()
+
+    chosen = made._select_rows(queue.meta())
+
+    # A prompt of one token, and responses of six and three.
+    assert [tag[SCORE] for tag in chosen.tags] == [7.0, 4.0]
+    if with_critic:
+        assert scores(queue) == {"group1_0_0": [0, 0, 0, 0, 0, 7.0], "group1_1_0": [0, 0, 4.0]}
+
+
+@pytest.mark.feature("GRL", "a reward function of your own")
+def test_a_function_of_the_users_own_gives_the_score_of_validations(queue):
+    add_episode(queue, 0, 0, 1.0)
+    add_episode(queue, 1, 0, 1.0, 1.0)
+    made = trainer(
+        validationAgentGroupNum=[2], validationRewardFunction="support.reward_functions:length_of_conversation"
+    )
+    made.tokenizer = bpe_tokenizer()
+
+    metrics = made._measure_validation(queue.meta(), num_episodes=2)
+
+    assert metrics["val-env/test_score/unknown"] == (4 + 7) / 2
+    assert metrics["val-env/response_length"] == (2 + 4) / 2
 
 
 def test_metrics_cover_all_episodes_of_the_step(queue):

@@ -62,8 +62,17 @@ spec:
 """
 
 SCRIPT = """
+import torch
+
 from turnmill.environments.grl.grid_agents import SokobanAgent
 from turnmill.grl import AgentTrainer, register_agent
+
+
+def reward_fn(batch):
+    rewards = torch.zeros(batch.batch["responses"].shape)
+    chats = batch.non_tensor_batch["messages_list"]
+    rewards[:, -1] = torch.tensor([100.0 + len(chat[-1]["content"]) for chat in chats])
+    return rewards
 
 
 @register_agent("politeAgent")
@@ -86,7 +95,8 @@ CONFIG = {
 
 if __name__ == "__main__":
     made = "model.warmStart={turns: 300, gradientSteps: 20, batchSize: 32, maxLoss: 10}"
-    trainer = AgentTrainer(config=CONFIG, overrides=[made, "resources.device=cpu"], output="run", reward_fn=None)
+    trainer = AgentTrainer(config=CONFIG, overrides=[made, "resources.device=cpu"], output="run",
+                           reward_fn=reward_fn, val_reward_fn=reward_fn)
     trainer.init_workers()
     print("success", trainer.fit().summary is not None)
 """
@@ -162,7 +172,8 @@ def test_several_kinds_of_agents_train_together_with_turn_scores_and_async_rollo
 
 
 @pytest.mark.feature("GRL", "a trainer without a data set")
-def test_an_agent_defined_in_a_script_trains_from_python(tmp_path):
+@pytest.mark.feature("GRL", "a reward function of your own")
+def test_an_agent_and_a_reward_function_defined_in_a_script_train_from_python(tmp_path):
     (tmp_path / "polite.py").write_text(SCRIPT)
 
     done = subprocess.run(
@@ -177,6 +188,11 @@ def test_an_agent_defined_in_a_script_trains_from_python(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert "success True" in done.stdout
     folder = RunFolder(tmp_path / "run")
-    assert [row["step"] for row in folder.read_metrics()] == [0, 1]
+    before, after = folder.read_metrics()
+    assert (before["step"], after["step"]) == (0, 1)
+    # No agent gives more than 11; the function gives at least 100.
+    assert before["val-env/test_score/unknown"] >= 100
+    assert after["critic/score/min"] >= 100
+    assert after["turnmill/reward_mean"] < 11
     (first, *_) = TrajectoryLog(folder).read_turns()
     assert "please solve the puzzle" in first.prompt

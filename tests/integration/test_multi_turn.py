@@ -85,6 +85,39 @@ async def test_tools_of_a_yaml_file_are_created_with_their_settings_and_listed_i
     assert "<tool_response>\n3 lb\n</tool_response>" in harness.prompts[1]
 
 
+@pytest.mark.feature("verl's multi-turn", "filtering of overlong prompts")
+async def test_overlong_prompts_are_left_out_with_the_schemas_of_their_tools(new_harness: Make):
+    def task(text: str, **extra: Any) -> dict[str, Any]:
+        return {"prompt": [{"role": "user", "content": text}], "extra_info": extra}
+
+    # Of one length without schemas; a character is a token, and the schemas of all tools take 20 more than that of one.
+    tasks = [task("a" * 40), task("b" * 10), task("c" * 40, tool_selection=["weigh"]), task("d" * 90)]
+    limits = {"maxPromptLength": 130, "maxResponseLength": 200, "filterOverlongPrompts": True}
+    harness = new_harness(lambda _: DONE, *tasks, **limits)
+
+    for number in range(8):
+        await harness.play(task=0, step=number + 1)
+
+    asked = {prompt.split("user\n")[1][0] for prompt in harness.prompts}
+    assert asked == {"b", "c"}
+
+
+@pytest.mark.feature("verl's multi-turn", "filtering of overlong prompts")
+async def test_without_filtering_overlong_prompts_lose_their_beginning(new_harness: Make):
+    harness = new_harness([DONE], {"prompt": [{"role": "user", "content": "d" * 90}]}, maxPromptLength=60)
+
+    await harness.play()
+
+    assert len(harness.prompts[0]) < 90
+
+
+async def test_a_data_set_of_overlong_prompts_only_is_refused(new_harness: Make):
+    with pytest.raises(
+        SettingsError, match=r"filterOverlongPrompts: all prompts of .*tasks\.jsonl are too long\. Raise"
+    ):
+        new_harness([DONE], maxPromptLength=16, filterOverlongPrompts=True)
+
+
 @pytest.mark.feature("verl's multi-turn", "life cycle of a tool")
 async def test_a_tool_is_created_executed_and_released_once_for_every_call(new_harness: Make):
     await new_harness([call("weigh", weight=3) + END, call("weigh", weight=4) + END, DONE]).play()

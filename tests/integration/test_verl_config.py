@@ -1,3 +1,4 @@
+import fnmatch
 import importlib.util
 import re
 from importlib import import_module
@@ -22,6 +23,7 @@ from turnmill.training.dynamic_sampling import FilteringStepBuffer
 from turnmill.training.replay_buffers import StepReplayBuffer
 from turnmill.training.verl import known_settings
 from turnmill.training.verl.config import build_verl_config, compose_defaults
+from turnmill.training.verl.ineffective_settings import ONLY_WITH
 from turnmill.training.verl.known_settings import unknown_names
 from turnmill.training.verl.megatron_config import require_packages
 
@@ -480,6 +482,10 @@ def test_a_setting_without_effect_is_refused_with_an_alternative(model, setting)
         ("trainer: {total_epochs: 7}", "Set spec.training.steps"),
         ("actor_rollout_ref.rollout.n: 4", "Set spec.agent.groupSize"),
         ("ray_kwargs.ray_init.num_cpus: 2", "turnmill starts Ray itself"),
+        ("actor_rollout_ref.actor.grad_clip: 2", "Set spec.algorithm.gradientClip"),
+        ("actor_rollout_ref.rollout.multi_turn.format: glm", "Set the field of the same name in spec.agent"),
+        ("critic.ppo_micro_batch_size_per_gpu: 2", "Set spec.resources.train.microBatchTokens"),
+        ("skip.rollout_tq.enable: true", "Rollouts are not recorded"),
     ],
 )
 def test_a_setting_that_turnmill_replaces_is_refused_with_the_field_to_set(model, setting, instead):
@@ -491,6 +497,26 @@ def test_a_setting_that_turnmill_replaces_is_refused_with_the_field_to_set(model
 
 def test_the_settings_without_effect_are_settings_of_verl(defaults):
     assert unknown_names(defaults, dict.fromkeys(known_settings.WITHOUT_EFFECT, 1)) == []
+
+
+def test_every_pattern_of_settings_that_need_another_is_of_verl_and_on_the_page(defaults):
+    names = [*known_settings._names(defaults), *known_settings._names(compose_defaults("megatron"))]
+    page = (Path(__file__).parents[2] / "docs" / "coming-from" / "verl.md").read_text()
+    rows = [row for row in page.splitlines() if row.startswith("| `")]
+
+    assert [pattern for pattern in ONLY_WITH if not fnmatch.filter(names, pattern)] == []
+    assert [
+        pattern for pattern, other in ONLY_WITH.items()
+        if not any(f"`{pattern}`" in row and row.endswith(f"| `{other}` |") for row in rows)
+    ] == []  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_norm_of_gradients_is_clipped_at_what_the_job_says(device, model):
+    config = config_of(example("babyai-goto-gpu", model, "spec.algorithm.gradientClip=0.25"), model, device)
+
+    # verl's engines read only this name of it.
+    assert (config.actor_rollout_ref.actor.optim.clip_grad, config.critic.optim.clip_grad) == (0.25, 0.25)
 
 
 def test_settings_below_a_section_without_effect_may_have_an_effect(model):

@@ -53,7 +53,7 @@ class DocumentedAgent:
     """A plain class with the four methods of GRL's documentation, which counts to its seed."""
 
     def __init__(self, config: Any, group_id: int = 0, agent_id: int = 0, seed: int = 0, tag: str = "") -> None:
-        self.target, self.tag = seed, tag
+        self.config, self.target, self.tag = config, seed, tag
         self.step = config.agent_config.get("step", 1)
         self.number, self.penalty = 0, 0.0
         self.messages: list[dict[str, str]] = []

@@ -58,6 +58,14 @@ def find(name: str) -> type[Environment]:
     return _registered[name]
 
 
+def allowed_actions(name: str) -> tuple[str, ...]:
+    """Return the actions of an environment. Raises SettingsError if they are free text, or differ between tasks."""
+    actions: tuple[str, ...] = getattr(find(name), "actions", ())
+    if not actions:
+        raise SettingsError(f"agent.prompt: cot_actions, but {name} has no fixed list of actions. Choose cot.")
+    return actions
+
+
 def create(
     name: str, task: str | None = None, max_turns: int = 64, options: Mapping[str, object] | None = None
 ) -> Environment:

@@ -147,6 +147,13 @@ class GrlAgent(BaseAgent):
     reward_normalization: RewardNormalization = RewardNormalization()
     """Normalization of rewards, before penalties are added."""
 
+    reward_function: Word | None = None
+    """`package.module:name` of a function that decides the rewards of the groups that the filter selects: it takes
+    their batch, as `reward_fn` of GRL's trainer does, and returns a reward for each token; left out, agents decide."""
+
+    validation_reward_function: Word | None = None
+    """`package.module:name` of a function that gives the scores of validations, as `val_reward_fn` does."""
+
     rollout_filter_ratio: float = Field(default=0.25, gt=0, le=1)
     """Share of a step's groups to train on; 1 takes all."""
 

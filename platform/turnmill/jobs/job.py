@@ -98,7 +98,7 @@ class JobSpec(Settings):
     """Prometheus metrics of the run."""
 
     verl: dict[str, Any] = Field(default_factory=dict, max_length=256)
-    """Further settings of verl by their dotted names, for example `actor_rollout_ref.actor.grad_clip: 0.5`."""
+    """Further settings of verl by their dotted names, for example `actor_rollout_ref.rollout.top_p: 0.9`."""
 
     @property
     def verlog(self) -> VerlogAgent:

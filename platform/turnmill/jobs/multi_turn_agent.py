@@ -61,6 +61,9 @@ class MultiTurnAgent(BaseAgent):
     max_prompt_length: Tokens = 1024
     """Tokens of a prompt, including the schemas of tools; a longer one is truncated from the left."""
 
+    filter_overlong_prompts: bool = False
+    """Leave out the tasks of a data set whose prompts are longer than `maxPromptLength`, with the schemas of tools."""
+
     max_response_length: Tokens = 1024
     """Tokens after the prompt: all responses and tool results of a trajectory together."""
 

@@ -7,7 +7,7 @@ from turnmill.jobs.problems import Problem
 from turnmill.jobs.values import Values
 
 VerlSettings = dict[str, object]
-"""Settings of verl by their dotted names, such as `actor_rollout_ref.actor.grad_clip`."""
+"""Settings of verl by their dotted names, such as `actor_rollout_ref.rollout.top_p`."""
 
 TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 

@@ -8,7 +8,7 @@ from turnmill.jobs.base_agent import BaseAgent
 from turnmill.jobs.environment import EnvironmentSettings
 from turnmill.jobs.settings import Settings
 
-PROMPTS = ("cot", "naive", "compact")
+PROMPTS = ("cot", "cot_actions", "document", "naive", "compact")
 PromptName = Annotated[
     str,
     Field(
@@ -44,9 +44,10 @@ class VerlogAgent(BaseAgent):
     """Earlier turns that a prompt contains."""
 
     prompt: PromptName = "cot"
-    """`cot` asks for a thought and an action, `naive` for an action alone (Verlog's default), `compact` is short, for
-    tiny models; or a file (`.txt`, `.md`) whose text asks instead, or a function `package.module:name` that builds the
-    messages."""
+    """`cot` asks for a thought and an action, `cot_actions` lists the allowed actions, too (Verlog's for BabaIsAI),
+    `document` is laid out as in Verlog's document, `naive` asks for an action alone (Verlog's default), `compact` is
+    short, for tiny models; or a file (`.txt`, `.md`) whose text asks instead, or a function `package.module:name` that
+    builds the messages."""
 
     max_prompt_tokens: int = Field(default=1024, ge=16, le=1_000_000)
     """Tokens of a prompt; a longer one loses its oldest part."""

@@ -1,5 +1,6 @@
 """The tasks of a run and of its validations, and what answers to them are worth."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from turnmill.jobs import AgentTrainingJob
@@ -30,6 +31,11 @@ class TaskSources:
         if episode.validate:
             return self.validation.validation(episode.task)
         return self.training.training(self._spec.task_number(episode.step, episode.task))
+
+    def keep(self, fits: Callable[[Task], bool]) -> None:
+        """Drop the tasks that do not fit. Raises SettingsError if none is left, or if a source has no list of them."""
+        for source in (self.training, self.validation):
+            source.keep(fits)
 
     async def reward(self, answer: Answer, episode: TaskEpisode) -> float:
         """Return the reward of an answer. Raises RewardError with the episode's name."""

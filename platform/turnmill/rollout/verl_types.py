@@ -51,7 +51,12 @@ class ChatTemplate(Protocol):
 
     @overload
     def apply_chat_template(
-        self, messages: Sequence[Message], *, tokenize: Literal[False], add_generation_prompt: bool = False
+        self,
+        messages: Sequence[Message],
+        *,
+        tokenize: Literal[False],
+        add_generation_prompt: bool = False,
+        **settings: object,
     ) -> str: ...
 
     @overload
@@ -146,7 +151,7 @@ class RunConfig(Protocol):
 
     turnmill: TurnmillConfig
     actor_rollout_ref: Any
-    data: object
+    data: Mapping[str, object]
 
 
 class RemoteMethod(Protocol):

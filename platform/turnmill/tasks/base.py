@@ -3,10 +3,11 @@
 import asyncio
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from turnmill.core.errors import SettingsError
 from turnmill.jobs.options import EnvironmentOptions
 
 Message = Mapping[str, str]
@@ -70,6 +71,13 @@ class TaskSource(ABC):
 
     def require_json(self) -> None:  # noqa: B027 (most sources make their tasks)
         """Raise SettingsError if the `extra_info` of a task cannot be sent to tool servers, because it is not JSON."""
+
+    def keep(self, fits: Callable[[Task], bool]) -> None:
+        """Drop the tasks that do not fit. Raises SettingsError, unless the source has a list of tasks."""
+        raise SettingsError(
+            f"agent.filterOverlongPrompts: {self.name} has no list of tasks to drop long ones from. Leave it out, or "
+            "take tasks from a dataset."
+        )
 
     @abstractmethod
     def training(self, number: int) -> Task:

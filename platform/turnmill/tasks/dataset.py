@@ -1,6 +1,7 @@
 """Tasks from a file, one per row."""
 
 import json
+import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from turnmill.jobs.options import EnvironmentOptions
 from turnmill.tasks import rewards
 from turnmill.tasks.base import Answer, Task, TaskSource, stable_hash
 from turnmill.tasks.judge import Judge, JudgeOptions
+
+log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 """One row of a data set, whose columns may hold anything."""
@@ -84,6 +87,18 @@ class Dataset(TaskSource):
                     f"environment.options.path: extra_info is sent with every tool call, and that of the task {task!r} "
                     f"is not valid JSON: {error}. Write dates and bytes as text."
                 ) from error
+
+    def keep(self, fits: Callable[[Task], bool]) -> None:
+        """Drop the rows whose tasks do not fit. Raises SettingsError if none is left for training."""
+        self._training, before = [row for row in self._training if fits(self._task(0, row))], len(self._training)
+        self._validation = [row for row in self._validation if fits(self._task(0, row))]
+        self._order = (-1, [])
+        log.info("Tasks with overlong prompts dropped", extra={"dropped": before - len(self._training), "of": before})
+        if not self._training:
+            raise SettingsError(
+                f"agent.filterOverlongPrompts: all prompts of {self.options.path} are too long. Raise "
+                "agent.maxPromptLength."
+            )
 
     def training(self, number: int) -> Task:
         """Return the n-th task; every epoch goes through all rows in another random order."""

@@ -1,11 +1,16 @@
+import re
 import subprocess
 import sys
+from pathlib import Path
 
+import crafter
 import numpy as np
 import pytest
+import yaml
 
 from turnmill import environments
 from turnmill.environments.crafter import Crafter, CrafterGame
+from turnmill.environments.crafter.environment import ACTIONS
 from turnmill.environments.crafter.text import describe
 
 
@@ -180,3 +185,15 @@ def test_the_game_has_the_interface_of_gymnasium():
     assert set(observation) == set(again)
     assert (reward, terminated, truncated) == (0.0, False, False)
     assert set(info) == {"achievements"}
+
+
+@pytest.mark.feature("Verlog", "its templates by name")
+def test_the_instructions_say_what_the_game_takes():
+    rules = yaml.safe_load((Path(crafter.__file__).parent / "data.yaml").read_text())
+
+    for kind, words in (("place", "place {}"), ("make", "make {}")):
+        for name, rule in rules[kind].items():
+            description = ACTIONS[words.format(name.replace("_", " "))]
+            taken = {what: int(number) for number, what in re.findall(r"(\d+) (\w+)", description)}
+            assert taken == rule["uses"], name
+            assert all(place in description for place in rule.get("nearby", ()))

@@ -175,9 +175,9 @@ def test_duplicate_keys_in_an_override_are_refused(file: Path):
 
 
 def test_an_override_of_a_verl_setting_keeps_its_dots(file: Path):
-    job = load(file, JOB, "verl.actor_rollout_ref.actor.grad_clip=0.5")
+    job = load(file, JOB, "verl.actor_rollout_ref.rollout.top_p=0.5")
 
-    assert job.spec.verl == {"actor_rollout_ref.actor.grad_clip": 0.5}
+    assert job.spec.verl == {"actor_rollout_ref.rollout.top_p": 0.5}
 
 
 def test_an_override_can_remove_a_section(file: Path):

@@ -37,7 +37,10 @@ def problems_of(data: dict[str, Any]) -> list[str]:
             {"algorithm__learningRateSchedule": "cosin"},
             "spec.algorithm.learningRateSchedule: 'cosin' must be constant or cosine. Did you mean cosine?",
         ),
-        ({"agent__prompt": "cott"}, "spec.agent.prompt: 'cott' must be cot, naive, compact, a file (.txt, .md) or"),
+        (
+            {"agent__prompt": "cott"},
+            "spec.agent.prompt: 'cott' must be cot, cot_actions, document, naive, compact, a file (.txt, .md) or",
+        ),
         ({"agent__memory": 3}, "spec.agent.memory: 3 must be a section with fields of its own."),
         ({"agent__memory": None}, "spec.agent.memory: null must be a section with fields of its own."),
         ({"environment__binaryReward": "yes"}, "spec.environment.binaryReward: 'yes' must be true or false."),

@@ -101,7 +101,7 @@ class AgentAdapter(Environment):
         agent = self.agent
         over = output.done or agent.done
         state = agent.get_final_rollout_states()
-        messages = state["history"] if over else agent.get_llm_prompts(output)
+        messages = agent.get_messages() if over else agent.get_llm_prompts(output)
         # Only the chat shows how a plain agent has reworded the response.
         last = agent.turns[-1] if agent.turns else PlayedTurn(output.state, "", (), 0.0, 0.0, {})
         view = AgentView(
@@ -117,14 +117,14 @@ class AgentAdapter(Environment):
         return view.model_dump_json()
 
 
-def agent_of(named: NamedAgent) -> BaseAgent:
+def agent_of(named: NamedAgent, group_id: int = 0, agent_id: int = 0) -> BaseAgent:
     """Create an agent from its settings. Raises SettingsError if its class or its environment cannot be created."""
     try:
         agent_class = get_agent_cls(named.agent_type)
     except KeyError as error:
         raise SettingsError(f"agentType: {error.args[0]}") from None
     try:
-        return agent_class(named, tag=named.name)
+        return agent_class(named, group_id, agent_id, tag=named.name)
     except ValidationError as error:
         raise SettingsError("\n".join(_explain(problem) for problem in error.errors())) from None
     except SettingsError as error:

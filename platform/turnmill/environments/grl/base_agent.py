@@ -1,11 +1,12 @@
 """Base class of GRL's agents: prompts of a chat, parsed actions, a budget of actions, penalties."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, ClassVar
 
+from turnmill.environments.grl.final_state import RolloutState, TurnState
 from turnmill.environments.grl.response_parser import ParsedResponse, parse_response
 from turnmill.jobs.grl_agent import AgentConfig, NamedAgent
 
@@ -56,6 +57,9 @@ class PlayedTurn:
     info: Mapping[str, Any]
     valid: bool = True
     """True if the response contained an action, and none that is not allowed."""
+
+    raw_response: str = ""
+    """The response as it was given."""
 
 
 class BaseAgent(ABC):
@@ -172,7 +176,7 @@ class BaseAgent(ABC):
         self._state = last.state
         self.num_actions += len(executed)
         self.turns.append(
-            PlayedTurn(last.state, parsed.text, tuple(executed), reward, penalty, last.info, valid=all_allowed)
+            PlayedTurn(last.state, parsed.text, tuple(executed), reward, penalty, last.info, all_allowed, llm_response)
         )
         self._messages.append({"role": "assistant", "content": parsed.text})
         spent = len(self.turns) >= config.max_turns or self.num_actions >= config.max_actions_all_turns
@@ -198,16 +202,34 @@ class BaseAgent(ABC):
         """Sum of the penalties of all turns so far."""
         return sum(turn.penalty for turn in self.turns)
 
-    def get_final_rollout_states(self) -> dict[str, Any]:
-        """Return GRL's summary of the episode: ids, chat (`history`), `penalty`, and `metrics` prefixed by the tag."""
+    def get_messages(self) -> list[Message]:
+        """Return the chat so far."""
+        return [dict(message) for message in self._messages]
+
+    def get_final_rollout_states(self) -> RolloutState:
+        """Return GRL's summary of the episode: ids, turns (`history`), `penalty`, and `metrics` prefixed by the tag."""
         return {
             "env_id": self.agent_id,
             "group_id": self.group_id,
             "tag": self.tag,
-            "history": [dict(message) for message in self._messages],
+            "history": list(self._history()),
             "penalty": self.penalty,
             "metrics": {f"{self.tag}/{name}": value for name, value in self.figures().items()},
         }
+
+    def _history(self) -> Iterator[TurnState]:
+        left = self.agent_config.max_actions_all_turns
+        for turn in self.turns:
+            left -= len(turn.actions)
+            yield {
+                "state": turn.state,
+                "actions_left": left,
+                "actions": list(turn.actions),
+                "reward": turn.reward,
+                "info": turn.info,
+                "llm_response": turn.response,
+                "llm_raw_response": turn.raw_response,
+            }
 
     def figures(self) -> dict[str, float]:
         """Return the episode's metrics: success of any turn, number of actions, and means of the turns' `info`."""

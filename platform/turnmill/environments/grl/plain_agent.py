@@ -1,10 +1,12 @@
 """Agents that are plain classes with the methods of GRL's documentation, such as those of GRL itself."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from turnmill.core.errors import EnvironmentFailedError
 from turnmill.environments.grl.base_agent import BaseAgent, EnvOutput, Message, PlayedTurn
+from turnmill.environments.grl.final_state import RolloutState
 from turnmill.jobs.grl_agent import NamedAgent
 
 METHODS = ("get_llm_prompts", "get_env_outputs", "get_final_rollout_states")
@@ -60,7 +62,8 @@ class PlainAgent(BaseAgent):
     def _create(self, seed: int) -> GrlAgent:
         given = {name: value for name, value in self.agent_config.model_dump().items() if value is not None}
         # A setting of the class's own is beside the others in GRL's YAML.
-        config = Section(agent_config=Section(given.pop("options") | given), env_config=Section(self.env_config))
+        environment = Section({name: _with_number_keys(value) for name, value in self.env_config.items()})
+        config = Section(agent_config=Section(given.pop("options") | given), env_config=environment)
         ids = {"group_id": self.group_id, "agent_id": self.agent_id}
         created: GrlAgent = self.plain_class(config, **ids, seed=seed, tag=self.tag)
         return created
@@ -91,10 +94,7 @@ class PlainAgent(BaseAgent):
         messages = [dict(message) for message in self._agent.get_llm_prompts(env_out)]
         answered = messages[len(self._messages) :][:1]
         if self.turns and answered and answered[0]["role"] == "assistant":
-            last = self.turns[-1]
-            self.turns[-1] = PlayedTurn(
-                last.state, answered[0]["content"], last.actions, last.reward, last.penalty, last.info, last.valid
-            )
+            self.turns[-1] = replace(self.turns[-1], response=answered[0]["content"])
         self._messages = messages
         return messages
 
@@ -105,7 +105,9 @@ class PlainAgent(BaseAgent):
         penalty = self._spent - spent
         valid = bool(output.info.get("action_is_valid", penalty == 0))
         self.turns.append(
-            PlayedTurn(output.state, self.prefix + llm_response, (), output.reward, penalty, output.info, valid)
+            PlayedTurn(
+                output.state, self.prefix + llm_response, (), output.reward, penalty, output.info, valid, llm_response
+            )
         )
         limited = len(self.turns) >= self.agent_config.max_turns
         self.done = output.done or limited
@@ -116,20 +118,21 @@ class PlainAgent(BaseAgent):
         """Sum of the penalties of all turns so far, as the agent gives it."""
         return _number(self._agent.get_final_rollout_states().get("penalty") or 0.0, "penalty")
 
-    def get_final_rollout_states(self) -> dict[str, object]:
-        """Return the agent's summary, with the whole chat as `history`."""
-        found = dict(self._agent.get_final_rollout_states())
-        given = found.get("metrics")
+    def get_messages(self) -> list[Message]:
+        """Return the whole chat."""
+        last = [{"role": "assistant", "content": self.turns[-1].response}] if self.turns and self.done else []
+        return [*super().get_messages(), *last]
+
+    def get_final_rollout_states(self) -> RolloutState:
+        """Return the summary with the agent's own penalty and metrics."""
+        given = self._agent.get_final_rollout_states().get("metrics")
         metrics = {str(name): _number(value, str(name)) for name, value in dict(given or {}).items()}  # type: ignore[call-overload]
         # Without a prefix, and without success where the agent gives none.
         named = {name if "/" in name else f"{self.tag}/{name}": value for name, value in metrics.items()}
         solved = any(float(turn.info.get("success") or 0.0) > 0 for turn in self.turns)
-        last = [{"role": "assistant", "content": self.turns[-1].response}] if self.turns and self.done else []
-        return found | {
-            "tag": self.tag,
-            "history": [*self._messages, *last],
-            "metrics": {f"{self.tag}/success": float(solved)} | named,
-        }
+        state = super().get_final_rollout_states()
+        state["metrics"] = {f"{self.tag}/success": float(solved)} | named
+        return state
 
     def close(self) -> None:
         """Close the agent, if it can be closed."""
@@ -164,6 +167,13 @@ def plain_agent(found: type) -> type[PlainAgent]:
     names = {"plain_class": found, "__module__": found.__module__, "__qualname__": found.__qualname__}
     made: type[PlainAgent] = type(found.__name__, (PlainAgent,), names)
     return made
+
+
+def _with_number_keys(value: object) -> object:
+    """Return a value of a job, where all keys are text, with the numbers among them as GRL's YAML has them."""
+    if not isinstance(value, Mapping):
+        return value
+    return {int(key) if str(key).isdecimal() else key: _with_number_keys(inner) for key, inner in value.items()}
 
 
 def _number(value: object, name: str) -> float:

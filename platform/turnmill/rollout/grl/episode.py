@@ -228,5 +228,10 @@ class GrlEpisode:
             response_ends=tuple(self.conversation.response_ends),
             response_lengths=tuple(self.conversation.response_lengths),
             generated_lengths=tuple(len(turn.response_ids) for turn in self.turns),
+            chat=self._chat(),
             agent_metrics=agent_metrics,
         )
+
+    def _chat(self) -> tuple[tuple[str, str], ...]:
+        function = self._agent.validation_reward_function if self.validate else self._agent.reward_function
+        return tuple((message["role"], message["content"]) for message in self.views[-1].messages) if function else ()

@@ -41,6 +41,9 @@ class GrlEpisodeSummary(EpisodeSummary):
     generated_lengths: tuple[int, ...] = ()
     """Number of tokens that the policy generated in each turn; `reformat_responses` may put fewer into the row."""
 
+    chat: tuple[tuple[str, str], ...] = ()
+    """Role and text of each message, for a reward function; empty without one."""
+
     agent_metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics that the agent reports, named `tag/metric`."""
 

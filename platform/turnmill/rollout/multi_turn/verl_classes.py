@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     class ToolSchema(Protocol):
         """The schema of a tool, in OpenAI's format."""
 
+        def model_dump(self, *, exclude_unset: bool, exclude_none: bool) -> dict[str, object]:
+            """Return the schema as the policy is shown it."""
+
     class ToolResponse(BaseModel):
         """The response of a tool: text, images and videos."""
 

@@ -1,7 +1,7 @@
 """Episodes of verl's agent loops: seeds, failures, rewards and records, mixed into verl's worker."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Unpack, cast
 
@@ -19,6 +19,7 @@ from turnmill.rollout.multi_turn.dataset_fields import dataset_fields
 from turnmill.rollout.multi_turn.episode import CURRENT_EPISODE, MultiTurnEpisode
 from turnmill.rollout.multi_turn.llm_client import EpisodeClient
 from turnmill.rollout.multi_turn.loop import MultiTurnLoop
+from turnmill.rollout.multi_turn.prompt_length import prompt_length
 from turnmill.rollout.multi_turn.rows import answer_of, measure, turn_records, verl_rows
 from turnmill.rollout.multi_turn.schemas import read_schemas, show_whole_schema
 from turnmill.rollout.multi_turn.tools import wrap_tool
@@ -28,6 +29,7 @@ from turnmill.rollout.rows import EpisodeRow
 from turnmill.rollout.task_sources import TaskSources
 from turnmill.rollout.verl_classes import AgentLoopOutput, AgentLoopWorker, agent_loop_registry
 from turnmill.rollout.verl_types import BatchRow, RunConfig, SamplingParams, TrajectoryInfo
+from turnmill.tasks import Task
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,13 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
         self.tools = [wrap_tool(tool, self.agent) for tool in self.tools]
         self.label = self.job.spec.environment.label
         self.sources = TaskSources(self.job)
+        if self.agent.filter_overlong_prompts:
+            self.sources.keep(self._fits)
+
+    def _fits(self, task: Task) -> bool:
+        settings = cast("Mapping[str, object]", self.config.data.get("apply_chat_template_kwargs") or {})
+        length = prompt_length(task, self.tools, self.tokenizer, self.processor, settings)
+        return length <= self.agent.max_prompt_length
 
     async def play(
         self, sampling_params: SamplingParams, *, validate: bool, **row: Unpack[BatchRow]

@@ -1,6 +1,6 @@
 """Prompts: the messages a policy reads before each response."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import cast
@@ -9,20 +9,22 @@ from turnmill.core.errors import SettingsError
 from turnmill.core.lookup import import_object
 from turnmill.rollout.verlog.memory import Memory
 
+_TITLES = ("Observation:\n", "Current Observation:\n", "Previous plan:\n")
+
 Message = dict[str, str]
 """`role` and `content`, as chat templates take them."""
 
 PromptFunction = Callable[[Memory, str], list[Message]]
 """A user's function: it takes the memory and the environment's instructions, and returns the messages of a turn."""
 
+_THINK = "What will you do next? Answer in two lines:\nTHINK: your reasoning, step by step.\n"
 _SUFFIXES: dict[str, str] = {
-    "cot": (
-        "What will you do next? Answer in two lines:\n"
-        "THINK: your reasoning, step by step.\n"
-        "ACTION: one of the allowed actions, in its exact words, and nothing after it."
-    ),
+    "cot": f"{_THINK}ACTION: one of the allowed actions, in its exact words, and nothing after it.",
+    "cot_actions": f"{_THINK}ACTION: one of these actions, and nothing after it: {{actions}}.",
+    "document": f"{_THINK}ACTION: one of the allowed actions, in its exact words, and nothing after it.",
     "naive": "What will you do next? Answer with one of the allowed actions, in its exact words, and nothing else.",
 }
+"""Text after the observation, by the name of the prompt."""
 
 
 def requires_marker(template: str) -> bool:
@@ -30,17 +32,22 @@ def requires_marker(template: str) -> bool:
     return template == "compact"
 
 
-def build_messages(memory: Memory, *, template: str, instruction_prompt: str, compact_prompt: str) -> list[Message]:
+def build_messages(
+    memory: Memory, *, template: str, instruction_prompt: str, compact_prompt: str, actions: Sequence[str] = ()
+) -> list[Message]:
     """Return the messages of a turn, ending with the observation to respond to."""
     if template == "compact":
         return _compact_messages(memory, compact_prompt)
     if ":" in template:
         return _checked(template, load_function(template)(memory, instruction_prompt))
+    # Verlog's document shows texts without titles, its code with them.
+    observed, current, planned = ("", "", "") if template == "document" else _TITLES
     messages = [_message("system", instruction_prompt)]
     for turn, in_full in memory.turns_with_detail():
-        messages.append(_message("user", f"Observation:\n{turn.observation}"))
-        messages.append(_message("assistant", f"Previous plan:\n{turn.response}" if in_full else turn.action))
-    messages.append(_message("user", f"Current Observation:\n{memory.observation}\n\n{question(template)}"))
+        messages.append(_message("user", f"{observed}{turn.observation}"))
+        messages.append(_message("assistant", f"{planned}{turn.response}" if in_full else turn.action))
+    asked = question(template).replace("{actions}", ", ".join(actions))
+    messages.append(_message("user", f"{current}{memory.observation}\n\n{asked}"))
     return messages
 
 

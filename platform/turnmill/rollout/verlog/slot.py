@@ -10,6 +10,7 @@ import numpy as np
 from turnmill.core.errors import EnvironmentFailedError
 from turnmill.core.seeds import VALIDATION_SEEDS
 from turnmill.core.trajectory import StopReason, Turn
+from turnmill.environments.registry import allowed_actions
 from turnmill.environments.runtime.episode import ActionResult, ResetResult, is_success
 from turnmill.environments.runtime.process import EnvironmentProcess
 from turnmill.environments.runtime.worker import WorkerSettings
@@ -114,6 +115,7 @@ class Slot:
         self._done = False
         self._turn_in_progress = self._truncated = False
         self._instruction_prompt = self._compact_prompt = ""
+        self._actions = allowed_actions(spec.environment.name) if spec.verlog.prompt == "cot_actions" else ()
         self.state_key = ""
         """State before the next turn, for algorithms that compare turns by state."""
 
@@ -184,6 +186,7 @@ class Slot:
             template=self.spec.verlog.prompt,
             instruction_prompt=self._instruction_prompt,
             compact_prompt=self._compact_prompt,
+            actions=self._actions,
         )
 
     async def act(self, response: str) -> ActionResult:

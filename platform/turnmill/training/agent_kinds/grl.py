@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from turnmill.core.lookup import import_object
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.grl_agent import GrlAgent
 from turnmill.jobs.problems import Problem
@@ -39,6 +40,7 @@ class GrlKind(AgentKind[GrlAgent]):
     def problems(cls, values: Values) -> Iterator[Problem]:
         """Yield problems with the agents and their environments."""
         yield from checks.grl_problems(values)
+        yield from function_problems(values)
 
     def describe_environment(self, job: AgentTrainingJob) -> str:
         """Return the names of the agents that are trained."""
@@ -48,3 +50,14 @@ class GrlKind(AgentKind[GrlAgent]):
         """Return the number of groups and episodes of a step."""
         groups = self.agent.training_groups
         return f"{len(groups)} groups, {sum(group.size for group in groups)} episodes"
+
+
+def function_problems(values: Values) -> Iterator[Problem]:
+    """Yield a problem for each reward function that cannot be imported."""
+    for field in ("rewardFunction", "validationRewardFunction"):
+        path = values[f"spec.agent.{field}"]
+        try:
+            if path is not None and not callable(import_object(path)):
+                yield Problem(f"spec.agent.{field}", path, "is no function", "Give package.module:name of one.")
+        except ImportError as error:
+            yield Problem(f"spec.agent.{field}", path, f"cannot be imported: {error}", "Give package.module:name.")

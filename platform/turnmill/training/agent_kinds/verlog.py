@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from turnmill.core.errors import SettingsError
+from turnmill.environments.registry import allowed_actions
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.problems import Problem, problems_of
 from turnmill.jobs.values import Values
@@ -62,6 +63,8 @@ class VerlogKind(AgentKind[VerlogAgent]):
         try:
             if ":" in prompt:
                 load_function(prompt)
+            elif prompt == "cot_actions":
+                allowed_actions(values["spec.environment.name"])
             elif prompt not in PROMPTS:
                 question(prompt)
         except SettingsError as error:

@@ -41,7 +41,7 @@ def critic_settings(settings: CriticSettings, *, minibatch: int, seed: int) -> V
         "critic.fsdp.strategy": "fsdp2",
         "critic.ppo_mini_batch_size": minibatch,
         "critic.cliprange_value": settings.value_clip,
-        "critic.grad_clip": settings.gradient_clip,
+        "critic.optim.clip_grad": settings.gradient_clip,
         "critic.data_loader_seed": seed,
         "critic.fsdp.seed": seed,
         "critic.optim.lr": settings.critic_learning_rate,

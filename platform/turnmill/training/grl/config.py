@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from omegaconf import DictConfig, OmegaConf
+from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 
 from turnmill.core.errors import SettingsError
@@ -17,6 +18,7 @@ from turnmill.jobs.algorithm import AlgorithmSettings
 from turnmill.jobs.grl_agent import AgentConfig, GrlAgent
 from turnmill.jobs.settings import Settings
 from turnmill.jobs.values import fields_by_alias, sections_in, tag_of
+from turnmill.training.grl.config_files import with_defaults
 
 Configuration: TypeAlias = Mapping[str, object] | DictConfig | Path | str
 """A GRL configuration: a mapping, an OmegaConf configuration, or the path of a YAML file."""
@@ -26,9 +28,6 @@ Block: TypeAlias = dict[str, Any]
 
 ESTIMATORS = {"gae": "ppo"}
 """GRL's estimators that have another name in a job."""
-
-PPO_TRAINER = "ppo_trainer"
-"""verl's own settings, as GRL's files name them among their `defaults`."""
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 FIELDS = {
@@ -76,6 +75,8 @@ WITHOUT_EFFECT = frozenset(
         *(f"{ACTOR}.micro_batch_size_per_gpu", "trainer.taskrunner_num_cpus", "system.CUDA_VISIBLE_DEVICES"),
         # The critic is the policy's initial model, with the policy's betas.
         *("critic.model.path", "critic.optim.betas"),
+        # Critics always fill micro-batches up to a number of tokens.
+        "critic.ppo_micro_batch_size_per_gpu",
     }
 )
 """Names that are read elsewhere in this module, or that have no effect without a data set."""
@@ -87,7 +88,7 @@ def job_data(config: Configuration) -> Block:
     Settings without a field in a job go to `spec.verl` by their own names. A configuration that already is a job is
     returned unchanged. Raises SettingsError for an unknown setting under `rollout`, or without a number of steps.
     """
-    read = _with_defaults(Path(config)) if isinstance(config, (str, Path)) else OmegaConf.create(config)
+    read = with_defaults(Path(config)) if isinstance(config, (str, Path)) else OmegaConf.create(config)
     plain: Block = OmegaConf.to_container(read, resolve=True)
     if plain.get("kind") == KIND:
         return plain
@@ -118,24 +119,26 @@ def job_data(config: Configuration) -> Block:
     }
 
 
-def _with_defaults(file: Path) -> DictConfig:
-    """Read a file over those that its list `defaults` names, in its order; verl's own settings are none of them."""
-    config = OmegaConf.load(file)
-    names = config.pop("defaults", None)
-    if names is None:
-        return config
-    order = [str(name) for name in names]
-    parts = []
-    for name in order if "_self_" in order else [*order, "_self_"]:
-        if name == "_self_":
-            parts.append(config)
-        elif (other := file.with_name(f"{name}.yaml")).exists():
-            parts.append(_with_defaults(other))
-        elif name != PPO_TRAINER:
-            raise SettingsError(f"defaults: {name} is no file beside {file}. Put {name}.yaml there, or take it out.")
-    merged = OmegaConf.merge(*parts)
-    assert isinstance(merged, DictConfig)
-    return merged
+def agent_settings(config: Configuration) -> GrlAgent:
+    """Return the agents of a configuration, or of a job. Raises SettingsError for an invalid one."""
+    read = with_defaults(Path(config)) if isinstance(config, (str, Path)) else OmegaConf.create(config)
+    plain: Block = OmegaConf.to_container(read, resolve=True)
+    if plain.get("kind") == KIND:
+        agent = plain["spec"]["agent"]
+    else:
+        blocks = {name: block for name, block in plain.items() if _is_agent(block)}
+        played = _played(plain.get("rollout", {}))
+        agent = _agent(
+            {name: blocks[name] for name in blocks if not played or name in played}, plain.get("rollout", {})
+        )
+        for name in ("max_prompt_length", "max_response_length"):
+            # GRL's rollout reads them beside the sections.
+            if (length := plain.get("data", {}).get(name, plain.get(name))) is not None:
+                agent[to_camel(name)] = length
+    try:
+        return GrlAgent.model_validate(agent, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise SettingsError(f"rollout: {error}") from None
 
 
 @cache
@@ -222,6 +225,8 @@ def _known(algorithm: Block) -> Block:
 
 
 def _training(training: Block, flat: Block) -> Block:
+    if flat.get("trainer.val_only") is True:
+        return training | {"steps": 0}
     # Without a data set an epoch is one step.
     steps = training.setdefault("steps", flat.get("trainer.total_epochs"))
     if steps is None:

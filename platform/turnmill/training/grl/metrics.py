@@ -9,6 +9,9 @@ from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
 from turnmill.training.batches.diagnostics import by_outcome
 from turnmill.training.batches.rewards import reward_quantiles
 
+TEST_SCORE = "val-env/test_score/unknown"
+"""Mean score of a validation's episodes, by GRL's name."""
+
 
 def step_metrics(summaries: Sequence[GrlEpisodeSummary], *, max_response_tokens: int) -> dict[str, float]:
     """Return the metrics of all episodes of a step, including those that are not trained on.
@@ -34,6 +37,7 @@ def step_metrics(summaries: Sequence[GrlEpisodeSummary], *, max_response_tokens:
             for reason, count in Counter(each.stop_reason for each in summaries).items()
         },
         **reward_quantiles(torch.tensor([each.reward for each in summaries])),
+        "train/response_length": _mean(sum(each.response_lengths) for each in summaries),
         **{f"train/{name}": value for name, value in metrics_by_tag(summaries).items()},
     }
 
@@ -42,7 +46,8 @@ def environment_metrics(summaries: Sequence[GrlEpisodeSummary]) -> dict[str, flo
     """Return the metrics of a validation by kind of agent, and the mean score."""
     return {
         **{f"val-env/{name}": value for name, value in metrics_by_tag(summaries).items()},
-        "val-env/test_score/unknown": _mean(each.reward for each in summaries),
+        "val-env/response_length": _mean(sum(each.response_lengths) for each in summaries),
+        TEST_SCORE: _mean(each.reward for each in summaries),
     }
 
 

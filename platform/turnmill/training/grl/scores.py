@@ -5,7 +5,7 @@ Axes: K trajectories, J turns of a trajectory, R rows, G response tokens.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,26 @@ MIN_STD = 1e-6
 CLIP = (-1.0, 3.0)
 
 Group = TypeVar("Group", bound=Hashable)
+
+
+class ScoredEpisode(Protocol):
+    """What scores are computed from, such as a GrlEpisodeSummary."""
+
+    @property
+    def group(self) -> int:
+        """Number of its group."""
+
+    @property
+    def tag(self) -> str:
+        """Name of its kind of agent."""
+
+    @property
+    def turn_rewards(self) -> tuple[float, ...]:
+        """Rewards of its turns."""
+
+    @property
+    def turn_penalties(self) -> tuple[float, ...]:
+        """Penalties of its turns."""
 
 
 def normalise(rewards_K: Tensor, groups_K: Sequence[Hashable], method: str) -> Tensor:
@@ -68,7 +88,7 @@ class Scores:
         return torch.stack([turns.sum() for turns in self.turns_K])
 
     @classmethod
-    def of(cls, episodes: Sequence[GrlEpisodeSummary], settings: RewardNormalization) -> "Scores":
+    def of(cls, episodes: Sequence[ScoredEpisode], settings: RewardNormalization) -> "Scores":
         """Compute the scores of episodes; penalties are added after normalization."""
         rewards_KJ = [torch.tensor(episode.turn_rewards, dtype=torch.float64) for episode in episodes]
         penalties_KJ = [torch.tensor(episode.turn_penalties, dtype=torch.float64) for episode in episodes]
@@ -87,7 +107,7 @@ class Scores:
         return cls(tuple(turns_K), filtered_K)
 
 
-def _comparison_group(episode: GrlEpisodeSummary, grouping: str) -> Hashable:
+def _comparison_group(episode: ScoredEpisode, grouping: str) -> Hashable:
     return {"state": episode.group, "inductive": episode.tag, "batch": 0}[grouping]
 
 

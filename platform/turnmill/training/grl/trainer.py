@@ -3,7 +3,7 @@
 Axes: K trajectories.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import transfer_queue as tq
@@ -21,7 +21,8 @@ from turnmill.training.batches.ragged import put_ragged
 from turnmill.training.batches.trajectory import TrajectoryBatch, read_summaries, split
 from turnmill.training.batches.trajectory_metrics import validation_metrics
 from turnmill.training.dataset import response_lengths, select
-from turnmill.training.grl.metrics import environment_metrics, step_metrics
+from turnmill.training.grl.metrics import TEST_SCORE, environment_metrics, step_metrics
+from turnmill.training.grl.reward_function import Conversations, RewardFunction
 from turnmill.training.grl.scores import GroupSelection, Scores, place_scores, scores_of_tokens
 from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
 from turnmill.training.trainers.sync import Sync
@@ -77,11 +78,40 @@ class GrlTrainer(TrajectoryTrainer):
             tag[SCORE] = sum(of_row.values())
         if self._reads_tokens:
             put_ragged(survivors, {"rm_scores": scores_of_tokens(places, lengths_R)}, lengths_R)
+        by_key = dict(zip(survivors.keys, places, strict=True))
         self._step_metrics = {
             **selection.metrics,
             **step_metrics(episodes, max_response_tokens=agent.max_response_length),
         }
-        return self._keep(survivors, episodes, rows, selection)
+        kept = self._keep(survivors, episodes, rows, selection)
+        if agent.reward_function is not None:
+            self._reward(kept, [by_key[key] for key in kept.keys], agent.reward_function)
+        return kept
+
+    def _reward(self, kept: KVBatchMeta, places: Sequence[Mapping[int, float]], path: str) -> None:
+        """Replace the scores of rows by the rewards of the user's function."""
+        rows = self._conversations(kept, places)
+        function = RewardFunction.load(path, "rewardFunction")
+        rewards = rows.by_response_token(function.rewards(rows.batch(self._padding)))
+        for tag, of_row in zip(kept.tags, rewards, strict=True):
+            tag[SCORE] = sum(of_row.values())
+        if self._reads_tokens:
+            lengths_R = response_lengths(kept)
+            put_ragged(kept, {"rm_scores": scores_of_tokens(rewards, lengths_R)}, lengths_R)
+
+    @property
+    def _padding(self) -> int:
+        return int(self.tokenizer.pad_token_id or self.tokenizer.eos_token_id or 0)
+
+    def _conversations(self, batch: KVBatchMeta, places: Sequence[Mapping[int, float]]) -> Conversations:
+        fields = ["prompts", "responses", "response_mask"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        prompts, responses, masks = (list(data[name].unbind()) for name in fields)
+        index = TrajectoryIndex.of(batch.keys, response_lengths(batch))
+        summaries: dict[int, GrlEpisodeSummary] = {}
+        for summary, rows in zip(read_summaries(batch, GrlEpisodeSummary), index.rows_K, strict=True):
+            summaries |= dict.fromkeys(rows, summary)
+        return Conversations(prompts, responses, masks, places, [summaries[row] for row in range(len(batch.keys))])
 
     def _keep(
         self,
@@ -141,7 +171,13 @@ class GrlTrainer(TrajectoryTrainer):
         )
         parts.require_few_failures(self.job.spec.training.max_failed_ratio, "Validation")
         summaries = read_summaries(parts.survivors, GrlEpisodeSummary)
-        return validation_metrics(summaries, num_failed=len(parts.failed.keys)) | environment_metrics(summaries)
+        metrics = validation_metrics(summaries, num_failed=len(parts.failed.keys)) | environment_metrics(summaries)
+        if agent.validation_reward_function is not None:
+            rows = self._conversations(parts.survivors, [{} for _ in parts.survivors.keys])
+            function = RewardFunction.load(agent.validation_reward_function, "validationRewardFunction")
+            rewards_RL = function.rewards(rows.batch(self._padding))
+            metrics[TEST_SCORE] = float(rewards_RL.sum()) / len(summaries)
+        return metrics
 
 
 class GrlTrainerSync(GrlTrainer, Sync):

@@ -195,7 +195,7 @@ def _policy(job: AgentTrainingJob) -> VerlSettings:
         f"{actor}.clip_ratio_low": algorithm.clip_ratio,
         f"{actor}.clip_ratio_high": getattr(algorithm, "clip_ratio_high", None) or algorithm.clip_ratio,
         f"{actor}.entropy_coeff": algorithm.entropy_coefficient,
-        f"{actor}.grad_clip": algorithm.gradient_clip,
+        f"{actor}.optim.clip_grad": algorithm.gradient_clip,
         f"{actor}.optim.lr": algorithm.actor_learning_rate,
         f"{actor}.optim.weight_decay": algorithm.weight_decay,
         f"{actor}.optim.lr_scheduler_type": algorithm.learning_rate_schedule,

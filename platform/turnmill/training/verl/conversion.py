@@ -64,6 +64,7 @@ FIELDS: Mapping[str, str] = {
     "algorithm.norm_adv_by_std_in_grpo": "algorithm.normalise",
     "critic.cliprange_value": "algorithm.valueClip",
     "critic.optim.lr": "algorithm.criticLearningRate",
+    "data.filter_overlong_prompts": "agent.filterOverlongPrompts",
     "data.max_prompt_length": "agent.maxPromptLength",
     "data.max_response_length": "agent.maxResponseLength",
     "data.prompt_key": "environment.options.promptKey",
@@ -90,6 +91,7 @@ READ_HERE = frozenset(
         *(f"{ACTOR}.kl_loss_coef", f"{ACTOR}.use_kl_loss", f"{MULTI_TURN}.enable", f"{ROLLOUT}.multi_turn"),
         *("custom_reward_function.name", "custom_reward_function.path", "trainer.critic_warmup"),
         *("trainer.experiment_name", "trainer.save_freq", "trainer.test_freq", "trainer.total_epochs"),
+        "trainer.val_only",
         f"{ROLLOUT}.name",
     }
 )
@@ -177,6 +179,9 @@ def _put_kl(found: Conversion, given: Mapping[str, object]) -> None:
 
 
 def _put_schedule(found: Conversion, given: Mapping[str, object], steps: int | None) -> None:
+    if given.get("trainer.val_only") is True:
+        found.put("training.steps", 0)
+        return
     total = steps or _int(given.get("trainer.total_training_steps")) or _steps_of_epochs(given)
     if total is None:
         raise SettingsError(

@@ -11,61 +11,7 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from turnmill.jobs.verl_settings import setting
-
-WITHOUT_EFFECT = {
-    "actor_rollout_ref.rollout.mode": "Engines are asynchronous; set spec.training.mode.",
-    "actor_rollout_ref.rollout.n": "Set spec.agent.groupSize.",
-    "actor_rollout_ref.rollout.val_kwargs.n": "Set spec.training.validation.samples.",
-    "algorithm.adv_estimator": "Set spec.algorithm.type.",
-    "algorithm.filter_groups": "Set spec.algorithm.type to dapo.",
-    "algorithm.gamma": "Set it among the discounts of spec.algorithm.",
-    "algorithm.lam": "Set it among the weights of GAE in spec.algorithm.",
-    "algorithm.norm_adv_by_std_in_grpo": "Set spec.algorithm.normalise.",
-    "algorithm.pf_ppo": "verl's current trainer does not have it.",
-    "algorithm.rollout_correction": "Set spec.algorithm.rolloutCorrection.",
-    "algorithm.use_pf_ppo": "verl's current trainer does not have it.",
-    "custom_reward_function": "Set spec.environment.options.reward to verl:FILE:NAME.",
-    "data": "Tasks come from spec.environment.",
-    "data.custom_cls": "Set spec.environment.name to the class of a TaskSource.",
-    "data.filter_overlong_prompts": "Longer prompts lose their beginning; set spec.agent.maxPromptLength.",
-    "data.seed": "Set spec.training.seed.",
-    "data.train_batch_size": "Set spec.training.tasksPerStep.",
-    "data.train_files": "Set spec.environment.options.path.",
-    "data.truncation": "Longer prompts lose their beginning; set spec.agent.maxPromptLength.",
-    "data.val_batch_size": "Set spec.training.validation.episodes.",
-    "data.val_files": "Set spec.environment.options.validationPath.",
-    "ray_kwargs": "turnmill starts Ray itself.",
-    "reward": "Set spec.environment.options.reward.",
-    "reward_model": "Set spec.environment.options.reward.",
-    "sandbox_fusion": "Set spec.environment.options.reward.",
-    "trainer.balance_batch": "verl's current trainer always balances.",
-    "trainer.checkpoint_callback_class": "verl's current trainer does not read it.",
-    "trainer.default_local_dir": "Checkpoints are in the run folder; give it with --output.",
-    "trainer.device": "Set spec.resources.device.",
-    "trainer.esi_redundant_time": "turnmill does not end runs by a deadline.",
-    "trainer.log_val_generations": "Look at them with turnmill trajectories.",
-    "trainer.ray_wait_register_center_timeout": "verl's current trainer does not read it.",
-    "trainer.resume_from_path": "Resume with turnmill run --resume --output RUN_DIR.",
-    "trainer.resume_mode": "Resume with turnmill run --resume.",
-    "trainer.rollout_data_dir": "Look at trajectories with turnmill trajectories.",
-    "trainer.total_epochs": "Set spec.training.steps.",
-    "trainer.total_training_steps": "Set spec.training.steps.",
-    "trainer.use_v1": "It is always verl's V1 trainer.",
-    "trainer.v1.trainer_mode": "Set spec.training.mode.",
-    "trainer.val_before_train": "turnmill validates before the first step, unless validation.episodes is 0.",
-    "trainer.val_only": "Evaluate with turnmill run JOB --evaluate.",
-    "trainer.validation_data_dir": "Look at trajectories with turnmill trajectories.",
-}
-"""Settings of verl that have no effect here, as turnmill does their work itself, and what to set instead."""
-
-WITH_EFFECT = frozenset(
-    {
-        "algorithm.rollout_correction.bypass_mode",
-        *("data.apply_chat_template_kwargs", "data.gen_batch_size", "data.max_prompt_length"),
-        *("data.max_response_length", "data.mm_processor_kwargs", "data.return_multi_modal_inputs"),
-    }
-)
-"""Settings below those of WITHOUT_EFFECT that do have an effect."""
+from turnmill.training.verl.ineffective_settings import WITH_EFFECT, WITHOUT_EFFECT
 
 ENGINE = "actor_rollout_ref.rollout.name"
 

@@ -18,8 +18,6 @@ PACKAGES = ("megatron.core", "megatron.bridge", "transformer_engine")
 _RENAMED = {
     f"{ACTOR}.optim.lr_scheduler_type": f"{ACTOR}.optim.lr_decay_style",
     f"{CRITIC}.optim.lr_scheduler_type": f"{CRITIC}.optim.lr_decay_style",
-    f"{ACTOR}.grad_clip": f"{ACTOR}.optim.clip_grad",
-    f"{CRITIC}.grad_clip": f"{CRITIC}.optim.clip_grad",
     f"{ACTOR}.fsdp_config.seed": f"{ACTOR}.megatron.seed",
     f"{ACTOR}.fsdp_config.param_offload": f"{ACTOR}.megatron.param_offload",
     f"{ACTOR}.fsdp_config.optimizer_offload": f"{ACTOR}.megatron.optimizer_offload",

@@ -132,13 +132,17 @@ def test_a_turn_with_format_errors_is_penalized_once(responses: list[str], penal
     assert counter.get_final_rollout_states()["penalty"] == penalty
 
 
-def test_the_final_state_has_the_messages_and_the_metrics_by_tag():
+def test_the_final_state_has_the_turns_and_the_metrics_by_tag():
     counter, _ = play(response_text("1", "0"), "nothing", response_text("2", "3"))
 
     final = counter.get_final_rollout_states()
 
     assert (final["env_id"], final["group_id"], final["tag"]) == (0, 0, "counter")
-    assert [message["role"] for message in final["history"]] == [
+    assert [(turn["actions"], turn["actions_left"], turn["reward"]) for turn in final["history"]] == [
+        (["1", "0"], 2, 1.0), ([], 2, 0.0), (["2", "3"], 0, 5.0),
+    ]  # fmt: skip
+    assert final["history"][1]["llm_raw_response"] == "nothing"
+    assert [message["role"] for message in counter.get_messages()] == [
         "system",
         "user",
         "assistant",
@@ -160,7 +164,7 @@ def test_a_reset_clears_the_previous_episode():
     counter.get_llm_prompts(counter.reset(8))
 
     assert (counter.penalty, counter.num_actions, counter.done, counter.turns) == (0.0, 0, False, [])
-    assert "seed 8" in counter.get_final_rollout_states()["history"][1]["content"]
+    assert "seed 8" in counter.get_messages()[1]["content"]
 
 
 def test_settings_may_use_the_names_of_a_job_file():

@@ -77,6 +77,17 @@ def test_a_plain_agent_reads_its_own_settings_beside_grls():
     assert agent.step("next").terminated
 
 
+def test_the_environment_of_a_plain_agent_has_the_number_keys_of_grls_yaml(monkeypatch):
+    seen = []
+    monkeypatch.setattr(ResettableAgent, "initialize_env", lambda self: seen.append(self.config.env_config))
+    path = f"{ResettableAgent.__module__}:{ResettableAgent.__qualname__}"
+    given = {"action_lookup": {"1": "Up", "2": "Down"}, "grid_vocab": {"#": "wall"}, "dim_x": 4}
+
+    AgentAdapter(None, 4, AgentAdapterOptions(agent_type=path, tag="plain", env_config=given))
+
+    assert seen[0] == {"action_lookup": {1: "Up", 2: "Down"}, "grid_vocab": {"#": "wall"}, "dim_x": 4}
+
+
 def test_a_plain_class_can_be_registered(monkeypatch):
     list_agents()
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))

@@ -1,6 +1,7 @@
 import pytest
 
 from turnmill.core.errors import SettingsError
+from turnmill.environments.registry import allowed_actions
 from turnmill.rollout.verlog.memory import Memory
 from turnmill.rollout.verlog.prompts import Message, build_messages, load_function, question, requires_marker
 
@@ -57,6 +58,38 @@ def test_naive_asks_only_for_an_action():
         ("assistant", "pick up"),
         ("user", "Current Observation:\nYou carry a key" + NAIVE),
     ]
+
+
+@pytest.mark.feature("Verlog", "its templates by name")
+def test_the_allowed_actions_may_be_listed_as_for_babaisai():
+    messages = build_messages(
+        memory(text_turns=0), template="cot_actions", instruction_prompt="", compact_prompt="", actions=("idle", "up")
+    )
+
+    assert messages[-1]["content"].endswith("\nACTION: one of these actions, and nothing after it: idle, up.")
+
+
+@pytest.mark.feature("Verlog", "its templates by name")
+def test_the_template_of_the_document_has_no_titles():
+    assert build("document", text_turns=2) == [
+        ("system", "You are an agent."),
+        ("user", "a wall"),
+        ("assistant", "go forward"),
+        ("user", "a key"),
+        ("assistant", "THINK: ah ACTION: pick up"),
+        ("user", "You carry a key" + COT),
+    ]
+
+
+@pytest.mark.feature("Verlog", "its templates by name")
+@pytest.mark.parametrize("name", ["babaisai", "babyai", "crafter"])
+def test_the_environments_of_verlog_have_a_list_of_actions(name):
+    assert len(allowed_actions(name)) >= 5
+
+
+def test_an_environment_without_a_fixed_list_of_actions_is_refused_before_the_run():
+    with pytest.raises(SettingsError, match="textworld has no fixed list of actions"):
+        allowed_actions("textworld")
 
 
 def test_compact_adds_no_text():

@@ -275,12 +275,50 @@ def test_a_critic_with_settings_of_its_own_is_refused(name, value):
         job_data(config)
 
 
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        (b'rollout: {train: ["a\0b"]}', r"is not valid YAML: unacceptable character #x0000"),
+        (b"rollout: [1", r"is not valid YAML: while parsing a flow sequence"),
+        (b"rollout: \xff", r"is not valid YAML: .*can't decode"),
+        (b"- 1", r"has no sections"),
+        (None, r"cannot be read: No such file or directory"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused_in_a_sentence(content, rule, tmp_path):
+    file = tmp_path / "grl.yaml"
+    if content is not None:
+        file.write_bytes(content)
+
+    with pytest.raises(SettingsError, match=rf"grl\.yaml {rule}"):
+        AgentTrainer(config=file)
+
+
+def test_a_configuration_that_only_validates_has_no_steps():
+    config = OmegaConf.create(GRL_CONFIG)
+    OmegaConf.update(config, "trainer.val_only", True, force_add=True)
+
+    assert AgentTrainer(config=config).job.spec.training.steps == 0
+
+
 class DummyRewardManager:
     """GRL's reward function, which returns the scores of the agents."""
 
 
-def test_a_reward_function_other_than_grls_is_refused():
-    AgentTrainer(config=GRL_CONFIG, reward_fn=DummyRewardManager(), val_reward_fn=None)
+def decide(batch: Any) -> None:
+    """A reward function at the top of a module."""
 
-    with pytest.raises(SettingsError, match=r"val_reward_fn: rewards come from the agents\. Return the reward from"):
+
+@pytest.mark.feature("GRL", "a reward function of your own")
+def test_a_reward_function_other_than_grls_is_that_of_the_job():
+    agent = AgentTrainer(config=GRL_CONFIG, reward_fn=decide, val_reward_fn=DummyRewardManager()).job.spec.grl_agent
+
+    assert agent.reward_function == f"{__name__}:decide"
+    assert agent.validation_reward_function is None
+
+
+def test_a_reward_function_that_other_processes_cannot_import_is_refused():
+    with pytest.raises(
+        SettingsError, match=r"val_reward_fn: the processes of a run import it, .* Define it there with"
+    ):
         AgentTrainer(config=GRL_CONFIG, val_reward_fn=lambda batch: 1.0)

@@ -29,6 +29,7 @@ def test_metrics_are_means_over_the_agents_of_a_tag():
         "train/a/num_actions": 3.0,
         "train/b/success": 1.0,
         "train/b/num_actions": 2.0,
+        "train/response_length": 0.0,
     }
     assert metrics["turnmill/success"] == pytest.approx(2 / 3)
     assert (metrics["turnmill/reward_mean"], metrics["turnmill/trajectories"]) == (2.0, 3.0)
@@ -44,6 +45,7 @@ def test_lengths_are_divided_by_outcome_and_compared_with_the_limit():
     assert (metrics["turnmill/episode_length_solved"], metrics["turnmill/episode_length_unsolved"]) == (2, 4)
     assert metrics["turnmill/response_length_solved"] == metrics["turnmill/response_length_unsolved"] == 3
     assert metrics["turnmill/truncated_ratio"] == pytest.approx(1 / 6)
+    assert metrics["train/response_length"] == (6 + 12) / 2
 
 
 @pytest.mark.feature("GRL", "metrics of a rollout")

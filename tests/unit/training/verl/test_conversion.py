@@ -47,6 +47,24 @@ SCRIPT = [
 ]
 
 
+@pytest.mark.feature("verl's multi-turn", "an evaluation alone")
+def test_a_command_line_that_only_validates_becomes_a_job_without_steps():
+    words = [word for word in SCRIPT if not word.startswith("trainer.total")]
+
+    spec = convert([*words, "trainer.val_only=True"]).data["spec"]
+
+    assert spec["training"] == {"tasksPerStep": 256, "steps": 0}
+    job, problems = validate(convert([*words, "trainer.val_only=True"]).data)
+    assert job is not None, problems
+    assert convert([*SCRIPT, "trainer.val_only=False"]).data["spec"]["training"]["steps"] == 300
+
+
+def test_filtering_overlong_prompts_is_a_field_of_the_agent():
+    assert (
+        convert([*SCRIPT, "data.filter_overlong_prompts=True"]).data["spec"]["agent"]["filterOverlongPrompts"] is True
+    )
+
+
 @pytest.mark.feature("verl's multi-turn", "conversion of a command line")
 def test_a_command_line_of_verl_becomes_a_job():
     found = convert(SCRIPT)

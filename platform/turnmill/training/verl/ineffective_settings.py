@@ -1,0 +1,168 @@
+"""Settings of verl without an effect here, and those that have one only beside another setting.
+
+What a run reads was recorded (`tests/integration/test_read_settings.py`): every name that it did not read is in one of
+these tables.
+"""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+NOT_READ = "verl's current trainer does not read it."
+MICRO_BATCHES = "Set spec.resources.train.microBatchTokens."
+OTHER_ENGINE = "It belongs to another engine; inference is always vLLM."
+NO_GRADIENTS = "The reference model computes neither entropy nor gradients."
+
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "actor_rollout_ref.actor.calculate_sum_pi_squared": NOT_READ,
+    "actor_rollout_ref.actor.freeze_vision_tower": NOT_READ,
+    "actor_rollout_ref.actor.fsdp_config.dtype": "Set mixed_precision.param_dtype beside it.",
+    "actor_rollout_ref.actor.grad_clip": "Set spec.algorithm.gradientClip.",
+    "actor_rollout_ref.actor.ppo_micro_batch_size": MICRO_BATCHES,
+    "actor_rollout_ref.actor.rollout_n": "Set spec.agent.groupSize.",
+    "actor_rollout_ref.actor.use_fused_kernels": "Set spec.resources.train.chunkedLogits.",
+    "actor_rollout_ref.actor.use_prefix_grouper": NOT_READ,
+    "actor_rollout_ref.actor.use_remove_padding": "Set actor_rollout_ref.model.use_remove_padding.",
+    "actor_rollout_ref.actor.use_torch_compile": "Set actor_rollout_ref.actor.fsdp_config.use_torch_compile.",
+    "actor_rollout_ref.model.tiled_mlp": NOT_READ,
+    "actor_rollout_ref.nccl_timeout": NOT_READ,
+    "actor_rollout_ref.ref.entropy_checkpointing": NO_GRADIENTS,
+    "actor_rollout_ref.ref.entropy_from_logits_chunk_size": NO_GRADIENTS,
+    "actor_rollout_ref.ref.fsdp_config.dtype": "Set mixed_precision.param_dtype beside it.",
+    "actor_rollout_ref.ref.fsdp_config.entropy_checkpointing": NO_GRADIENTS,
+    "actor_rollout_ref.ref.fsdp_config.entropy_from_logits_chunk_size": NO_GRADIENTS,
+    "actor_rollout_ref.ref.fsdp_config.use_no_sync_for_gradient_accumulation": NO_GRADIENTS,
+    "actor_rollout_ref.ref.log_prob_micro_batch_size": MICRO_BATCHES,
+    "actor_rollout_ref.ref.rollout_n": "Set spec.agent.groupSize.",
+    "actor_rollout_ref.ref.use_torch_compile": "Set actor_rollout_ref.ref.fsdp_config.use_torch_compile.",
+    "actor_rollout_ref.rollout.agent.custom_async_server": NOT_READ,
+    "actor_rollout_ref.rollout.agent.default_agent_loop": "Set spec.agent.defaultAgentLoop, with type multi_turn.",
+    "actor_rollout_ref.rollout.disaggregation.bootstrap_port": OTHER_ENGINE,
+    "actor_rollout_ref.rollout.disaggregation.ib_device": OTHER_ENGINE,
+    "actor_rollout_ref.rollout.do_sample": "Set spec.agent.temperature.",
+    "actor_rollout_ref.rollout.engine_kwargs.sglang": OTHER_ENGINE,
+    "actor_rollout_ref.rollout.engine_kwargs.trtllm": OTHER_ENGINE,
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size": MICRO_BATCHES,
+    "actor_rollout_ref.rollout.mode": "Engines are asynchronous; set spec.training.mode.",
+    "actor_rollout_ref.rollout.multi_stage_wake_up": OTHER_ENGINE,
+    "actor_rollout_ref.rollout.multi_turn": "Set the field of the same name in spec.agent, with type multi_turn.",
+    "actor_rollout_ref.rollout.n": "Set spec.agent.groupSize.",
+    "actor_rollout_ref.rollout.over_sample_rate": NOT_READ,
+    "actor_rollout_ref.rollout.skip_tokenizer_init": OTHER_ENGINE,
+    "actor_rollout_ref.rollout.val_kwargs.do_sample": "Set spec.training.validation.temperature.",
+    "actor_rollout_ref.rollout.val_kwargs.n": "Set spec.training.validation.samples.",
+    "algorithm.adv_estimator": "Set spec.algorithm.type.",
+    "algorithm.filter_groups": "Set spec.algorithm.type to dapo.",
+    "algorithm.gamma": "Set it among the discounts of spec.algorithm.",
+    "algorithm.lam": "Set it among the weights of GAE in spec.algorithm.",
+    "algorithm.norm_adv_by_std_in_grpo": "Set spec.algorithm.normalise.",
+    "algorithm.pf_ppo": "verl's current trainer does not have it.",
+    "algorithm.rollout_correction": "Set spec.algorithm.rolloutCorrection.",
+    "algorithm.use_pf_ppo": "verl's current trainer does not have it.",
+    "critic.forward_max_token_len_per_gpu": MICRO_BATCHES,
+    "critic.forward_micro_batch_size": MICRO_BATCHES,
+    "critic.forward_micro_batch_size_per_gpu": MICRO_BATCHES,
+    "critic.fsdp.dtype": "Set mixed_precision.param_dtype beside it.",
+    "critic.fsdp.entropy_checkpointing": "A critic has no entropy.",
+    "critic.fsdp.entropy_from_logits_chunk_size": "A critic has no entropy.",
+    "critic.grad_clip": "Set spec.algorithm.gradientClip.",
+    "critic.model.tiled_mlp": NOT_READ,
+    "critic.ppo_micro_batch_size": MICRO_BATCHES,
+    "critic.ppo_micro_batch_size_per_gpu": MICRO_BATCHES,
+    "critic.rollout_n": "Set spec.agent.groupSize.",
+    "critic.use_dynamic_bsz": MICRO_BATCHES,
+    "custom_reward_function": "Set spec.environment.options.reward to verl:FILE:NAME.",
+    "data": "Tasks come from spec.environment.",
+    "data.custom_cls": "Set spec.environment.name to the class of a TaskSource.",
+    "data.filter_overlong_prompts": "Set spec.agent.filterOverlongPrompts, with type multi_turn.",
+    "data.seed": "Set spec.training.seed.",
+    "data.train_batch_size": "Set spec.training.tasksPerStep.",
+    "data.train_files": "Set spec.environment.options.path.",
+    "data.truncation": "Longer prompts lose their beginning; set spec.agent.maxPromptLength.",
+    "data.val_batch_size": "Set spec.training.validation.episodes.",
+    "data.val_files": "Set spec.environment.options.validationPath.",
+    "model_engine": "Set spec.resources.train.engine.",
+    "ray_kwargs": "turnmill starts Ray itself.",
+    "reward": "Set spec.environment.options.reward.",
+    "reward_model": "Set spec.environment.options.reward.",
+    "sandbox_fusion": "Set spec.environment.options.reward.",
+    "skip": "Rollouts are not recorded for later runs; a killed run resumes with turnmill run --resume.",
+    "trainer.balance_batch": "verl's current trainer always balances.",
+    "trainer.checkpoint_callback_class": "verl's current trainer does not read it.",
+    "trainer.default_local_dir": "Checkpoints are in the run folder; give it with --output.",
+    "trainer.device": "Set spec.resources.device.",
+    "trainer.esi_redundant_time": "turnmill does not end runs by a deadline.",
+    "trainer.log_val_generations": "Look at them with turnmill trajectories.",
+    "trainer.ray_wait_register_center_timeout": "verl's current trainer does not read it.",
+    "trainer.resume_from_path": "Resume with turnmill run --resume --output RUN_DIR.",
+    "trainer.resume_mode": "Resume with turnmill run --resume.",
+    "trainer.rollout_data_dir": "Look at trajectories with turnmill trajectories.",
+    "trainer.total_epochs": "Set spec.training.steps.",
+    "trainer.total_training_steps": "Set spec.training.steps.",
+    "trainer.use_v1": "It is always verl's V1 trainer.",
+    "trainer.v1.separate_async.hybrid_rollout": "Engines and training are on separate devices in separate_async.",
+    "trainer.v1.trainer_mode": "Set spec.training.mode.",
+    "trainer.val_before_train": "turnmill validates before the first step, unless validation.episodes is 0.",
+    "trainer.val_only": "Set spec.training.steps to 0, or evaluate with turnmill run JOB --evaluate.",
+    "trainer.validation_data_dir": "Look at trajectories with turnmill trajectories.",
+    "transfer_queue.enable": "verl's V1 trainer always uses the queue.",
+}
+"""Settings of verl that have no effect here, as turnmill or nobody does their work, and what to set instead."""
+
+WITH_EFFECT = frozenset(
+    {
+        "algorithm.rollout_correction.bypass_mode",
+        *("data.apply_chat_template_kwargs", "data.gen_batch_size", "data.max_prompt_length"),
+        *("data.max_response_length", "data.mm_processor_kwargs", "data.return_multi_modal_inputs"),
+    }
+)
+"""Settings below those of WITHOUT_EFFECT that do have an effect."""
+
+ONLY_WITH: Mapping[str, str] = {
+    "*.checkpoint.async_save": "spec.resources.train.engine: megatron",
+    "*.checkpoint.strict": "spec.resources.train.engine: megatron",
+    "*.entropy_from_logits_chunk_size": "entropy_from_logits_with_chunking: true",
+    "*.exclude_modules": "spec.model.lora",
+    "*.fsdp_config.seed": "full_determinism: true",
+    "*.fused_kernel_options.impl_backend": "use_fused_kernels: true",
+    "*.lora_adapter_path": "spec.model.lora",
+    "*.lora_alpha": "spec.model.lora",
+    "*.model.lora.*": "spec.resources.train.engine: megatron",
+    "*.mtp.*": "mtp.enable: true",
+    "*.policy_loss.*": "policy_loss.loss_mode",
+    "*.profiler.*": "profiler.enable: true",
+    "*.qat.*": "qat.enable: true",
+    "*.rollout.disaggregation.*": "disaggregation.enabled: true",
+    "*.rollout.prometheus.*": "prometheus.enable: true",
+    "*.rollout.quantization_config_file": "rollout.quantization",
+    "*.rollout.trace.*": "rollout.trace.backend",
+    "*.tau_neg": "policy_loss.loss_mode: sapo",
+    "*.tau_pos": "policy_loss.loss_mode: sapo",
+    "*.turbo_config.*": "strategy: fsdp_turbo",
+    "*.use_orig_params": "strategy: fsdp",
+    "*.wrap_policy.min_num_params": "strategy: fsdp",
+    "actor_rollout_ref.hybrid_engine": "spec.training.mode: separate_async",
+    "actor_rollout_ref.rollout.nnodes": "spec.training.mode: separate_async",
+    "algorithm.kl_ctrl.kl_coef": "algorithm.use_kl_in_reward: true",
+    "algorithm.kl_ctrl.type": "algorithm.use_kl_in_reward: true",
+    "algorithm.kl_penalty": "algorithm.use_kl_in_reward: true",
+    "algorithm.kl_ctrl.horizon": "algorithm.kl_ctrl.type: adaptive",
+    "algorithm.kl_ctrl.target_kl": "algorithm.kl_ctrl.type: adaptive",
+    "data.return_multi_modal_inputs": "spec.agent.type: multi_turn",
+    "distillation.*": "distillation.enabled: true",
+    "global_profiler.*": "global_profiler.steps",
+    "trainer.del_local_ckpt_after_load": "turnmill run --resume",
+    "trainer.v1.colocate_async.*": "spec.training.mode: colocate_async",
+    "trainer.v1.separate_async.*": "spec.training.mode: separate_async",
+    "trainer.v1.sync": "spec.training.mode: sync",
+    "transfer_queue.backend.MooncakeStore.*": "transfer_queue.backend.storage_backend: MooncakeStore",
+    "transfer_queue.backend.RayStore": "transfer_queue.backend.storage_backend: RayStore",
+    "transfer_queue.backend.SimpleStorage.ssd_offload.*": "ssd_offload.enabled: true",
+    "transfer_queue.backend.Yuanrong.*": "transfer_queue.backend.storage_backend: Yuanrong",
+    "transfer_queue.metrics.port": "transfer_queue.metrics.enabled: true",
+}
+"""Patterns of settings that have an effect only beside another one, and that one."""
+
+
+def needs_another(name: str) -> str | None:
+    """Return what a setting has an effect only with; None for one that has an effect alone."""
+    return next((other for pattern, other in ONLY_WITH.items() if fnmatchcase(name, pattern)), None)

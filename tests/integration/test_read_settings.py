@@ -1,0 +1,69 @@
+"""A run that is watched: what all its processes read of verl's settings, and a validation with several samples."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support import setting_reads
+from support.training_runs import TrainingRun
+from turnmill.runs.fork_server.launcher import INTERPRETER
+from turnmill.training.verl import known_settings
+from turnmill.training.verl.config import compose_defaults
+from turnmill.training.verl.ineffective_settings import needs_another
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+# With what makes verl read most: a critic, a reference, an entropy, a validation and a checkpoint.
+JOB = """
+apiVersion: turnmill.dev/v1alpha1
+kind: AgentTrainingJob
+metadata: {name: small-tools}
+spec:
+  model: {warmStart: {turns: 600, gradientSteps: 60, maxLoss: 10}}
+  agent:
+    {type: tool, stopTokens: ["</python>"], groupSize: 4, minTurns: 1, maxPromptLength: 32, maxResponseLength: 64,
+     maxActionLength: 16, maxObsLength: 16, toolCallMaxRetries: 20}
+  environment: {name: "support.tasks:CoinFlips"}
+  algorithm: {type: ppo, kl: {coefficient: 0.01, in: loss}, minibatchTasks: 2, entropyCoefficient: 0.001}
+  training: {steps: 1, tasksPerStep: 4, checkpointEvery: 1, validation: {episodes: 4, samples: 4, temperature: 1}}
+  resources: {device: cpu}
+"""
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory, interpreter_with_imports: Path) -> Iterator[TrainingRun]:
+    """Return a run that has ended, whose reads are in the folder `reads` beside its own."""
+    folder = tmp_path_factory.mktemp("watched")
+    (folder / "job.yaml").write_text(JOB)
+    variables = setting_reads.variables(folder / "reads") | {INTERPRETER: str(interpreter_with_imports)}
+    with TrainingRun(folder / "job.yaml", folder / "run", variables) as run:
+        run.train()
+        yield run
+
+
+@pytest.mark.feature("verl's multi-turn", "settings without effect")
+def test_every_setting_is_read_in_a_run_or_refused_or_listed_with_what_it_needs(watched):
+    defaults = compose_defaults()
+    names = [*known_settings._names(defaults)]
+    leaves = [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
+    read = setting_reads.read_settings(watched.folder.with_name("reads"), defaults)
+    unread = [name for name in leaves if name not in read and not name.endswith("._target_")]
+
+    # The settings of this job, which would be missing if the recording did not work.
+    assert {"actor_rollout_ref.actor.optim.clip_grad", "critic.optim.lr", "actor_rollout_ref.model.path"} <= read
+    assert len(read) > 300
+    assert [
+        name for name in unread if not known_settings.names_without_effect({name: 1}) and needs_another(name) is None
+    ] == []
+
+
+@pytest.mark.feature("verl-tool", "several samples per validation task")
+def test_a_validation_plays_each_task_several_times_and_counts_votes(watched):
+    before = watched.metrics[0]
+
+    for value in ("reward", "success"):
+        worst, mean, best = (before[f"validation/{value}/{kind}@4"] for kind in ("worst", "mean", "best"))
+        assert 0 <= worst <= mean <= best <= 1
+        assert 0 <= before[f"validation/{value}/maj@4"] <= 1
+    assert before["validation/episodes"] == 4
