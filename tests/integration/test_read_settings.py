@@ -63,7 +63,8 @@ def test_a_validation_plays_each_task_several_times_and_counts_votes(watched):
     before = watched.metrics[0]
 
     for value in ("reward", "success"):
-        worst, mean, best = (before[f"validation/{value}/{kind}@4"] for kind in ("worst", "mean", "best"))
-        assert 0 <= worst <= mean <= best <= 1
-        assert 0 <= before[f"validation/{value}/maj@4"] <= 1
+        worst, best, maj = (before[f"validation/{value}/{kind}@4/mean"] for kind in ("worst", "best", "maj"))
+        # verl draws samples for all but the mean.
+        assert -0.02 <= worst <= before[f"validation/{value}/mean@4"] + 0.02 <= best + 0.04
+        assert 0 <= maj <= 1
     assert before["validation/episodes"] == 4
