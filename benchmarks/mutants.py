@@ -1,6 +1,6 @@
 """Changes the core in small ways by cosmic-ray, one at a time, and says which changes no test notices.
 
-.venv-mutants/bin/python benchmarks/mutants.py run [--number 60] [--seed 0] [--survivors] [ROOM...]
+.venv-mutants/bin/python benchmarks/mutants.py run [--number 60] [--seed 0] [--processes 2] [--survivors] [ROOM...]
 .venv-mutants/bin/python benchmarks/mutants.py page
 
 `run` draws mutants of each room at random, applies each to a copy of the repository and runs there the tests that
@@ -44,7 +44,6 @@ RESULTS = ROOT / "benchmarks" / "results" / "mutants.jsonl"
 REASONS = ROOT / "benchmarks" / "results" / "survivors.toml"
 PAGE = ROOT / "docs" / "mutants.md"
 ROOMS = ("rollout", "training", "trajectories", "tool_server")
-NUM_PROCESSES = 2
 LIMIT_SECONDS = 600.0
 """A mutant whose tests take longer counts as noticed, as with cosmic-ray."""
 
@@ -97,6 +96,7 @@ def main() -> None:
     run.add_argument("rooms", nargs="*", default=ROOMS, metavar="ROOM")
     run.add_argument("--number", type=int, default=60, help="mutants of each room")
     run.add_argument("--seed", type=int, default=0)
+    run.add_argument("--processes", type=int, default=2, help="mutants side by side")
     run.add_argument(
         "--survivors", action="store_true", help="try those again that no test noticed, instead of drawing others"
     )
@@ -106,7 +106,7 @@ def main() -> None:
         for room in options.rooms:
             drawn = survivors(room) if options.survivors else draw(room, options.number, options.seed)
             known = set() if options.survivors else latest().keys()
-            try_mutants([mutant for mutant in drawn if mutant.key not in known])
+            try_mutants([mutant for mutant in drawn if mutant.key not in known], options.processes)
     PAGE.write_text(page())
 
 
@@ -139,11 +139,11 @@ def mutants_of(file: Path) -> Iterator[Mutant]:
             )
 
 
-def try_mutants(mutants: Sequence[Mutant]) -> None:
+def try_mutants(mutants: Sequence[Mutant], num_processes: int) -> None:
     """Try mutants in parallel, each in a copy of the repository."""
     commit, copies = present_commit(RESULTS), SimpleQueue[Path]()
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(NUM_PROCESSES) as pool:
-        for number in range(NUM_PROCESSES):
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(num_processes) as pool:
+        for number in range(num_processes):
             copies.put(copy_of_repository(Path(folder) / str(number)))
 
         def try_one(mutant: Mutant) -> Result:
@@ -211,7 +211,7 @@ def fails(copy: Path, tests: Sequence[Path]) -> bool:
     """Return whether one of these files of tests fails in a copy, one after the other."""
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = f"{copy}/platform:{copy}/operator"
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not gpu and not e2e"]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not nightly and not gpu and not e2e"]
     # Without a file, pytest would run all tests.
     for some in filter(None, (tests[:1], tests[1:])):
         files = [str(copy / test.relative_to(ROOT)) for test in some]
