@@ -47,8 +47,8 @@ ROOMS = ("rollout", "training", "trajectories", "tool_server")
 LIMIT_SECONDS = 600.0
 """A mutant whose tests take longer counts as noticed, as with cosmic-ray."""
 
-ENOUGH_FILES = 12
-"""Files of tests for a mutant: with fewer that import its file, those follow that import what imports it."""
+ENOUGH_FILES, MAX_FILES = 5, 12
+"""Files of tests for a mutant: with too few that import its file, those follow that import what imports it."""
 
 SKIPPED_OPERATORS = ("BitOr", "ExceptionReplacer", "RemoveDecorator", "NumberReplacer")
 """`|` is mostly part of a type; wrong exceptions and decorators fail at import; most numbers are times and sizes."""
@@ -183,6 +183,11 @@ def copy_of_repository(folder: Path) -> Path:
     return folder
 
 
+def in_copy(file: Path, copy: Path) -> Path:
+    """Return the place of a file of the repository in a copy."""
+    return copy / file.relative_to(ROOT)
+
+
 def tried(mutant: Mutant, copy: Path, commit: str) -> Result:
     """Apply a mutant in a copy, run its tests there and undo it."""
     file = copy / "platform" / "turnmill" / mutant.file
@@ -191,7 +196,8 @@ def tried(mutant: Mutant, copy: Path, commit: str) -> Result:
     try:
         apply_mutation(file, get_operator(mutant.operator)(), mutant.occurrence)
         after = file.read_text()
-        noticed = fails(copy, tests_of(PLATFORM / mutant.file))
+        # Those of the time of the copy: others may be written meanwhile.
+        noticed = fails(copy, [test for test in tests_of(PLATFORM / mutant.file) if in_copy(test, copy).is_file()])
     finally:
         file.write_text(before)
     old, new = before.splitlines(), after.splitlines()
@@ -214,7 +220,7 @@ def fails(copy: Path, tests: Sequence[Path]) -> bool:
     options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not nightly and not gpu and not e2e"]
     # Without a file, pytest would run all tests.
     for some in filter(None, (tests[:1], tests[1:])):
-        files = [str(copy / test.relative_to(ROOT)) for test in some]
+        files = [str(in_copy(test, copy)) for test in some]
         command = [str(PYTHON), "-m", "pytest", *options, *files]
         try:
             done = subprocess.run(
@@ -230,18 +236,22 @@ def fails(copy: Path, tests: Sequence[Path]) -> bool:
 
 @cache
 def tests_of(file: Path) -> tuple[Path, ...]:
-    """Return the files of tests that import a file, or a file that does: those of its name first, then the closest."""
+    """Return the files of tests that import a file, or a file that does: those of its name first, then its room's."""
     tests = [test for test in sorted((ROOT / "tests").rglob("test_*.py")) if not {"e2e", "gpu"} & set(test.parts)]
+    room = file.relative_to(PLATFORM).parts[0]
     reached, chosen, closest = {file}, list[Path](), 0
     while len(chosen) < ENOUGH_FILES:
         own = [test for test in tests if test not in chosen and reached & used_by(test)]
-        chosen += sorted(own, key=lambda test: (test.stem != f"test_{file.stem}", "integration" in test.parts))
+        chosen += sorted(
+            own,
+            key=lambda test: (test.stem != f"test_{file.stem}", room not in test.parts, "integration" in test.parts),
+        )
         closest = closest or len(chosen)
         further = {each for each in PLATFORM.rglob("*.py") if reached & {*imported(each), *started(each)}} - reached
         if not further:
             break
         reached |= further
-    return tuple(chosen[: max(ENOUGH_FILES, closest)])
+    return tuple(chosen[: min(max(ENOUGH_FILES, closest), MAX_FILES)])
 
 
 @cache
