@@ -111,6 +111,7 @@ async def test_an_invalid_body_is_refused(client: Client, body: Any, place: list
 
     assert response.status_code == 422
     assert (response.json()["detail"][0]["loc"], response.json()["detail"][0]["type"]) == (place, kind)
+    assert response.json()["detail"][0].keys() <= {"type", "loc", "msg", "input", "ctx"}
 
 
 @pytest.mark.parametrize(
