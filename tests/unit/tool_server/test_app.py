@@ -1,4 +1,5 @@
 import asyncio
+import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable
@@ -446,6 +447,49 @@ async def test_a_stopping_server_is_healthy_but_not_ready(client: Client):
 
     assert (await client.http.get("/readyz")).status_code == 503
     assert (await client.http.get("/health")).status_code == 200
+
+
+async def test_the_requests_that_a_stopped_server_still_has_are_cancelled_and_release_their_claims():
+    gate = Gate(tool_context())
+    async with serving(gate) as client:
+        request = asyncio.create_task(client.post(["t"], ["gate"], extra_fields=[{"call_id": "1"}]))
+        await eventually(lambda: gate.num_waiting == 1)
+
+        await client.worker.drain()
+
+        assert request.done()
+    assert client.store.claims == {}
+
+
+async def test_the_numbers_of_calls_are_logged_when_they_have_changed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    caplog.set_level(logging.INFO, "turnmill.tool_server.app")
+    sleeping, ticks = asyncio.Queue[float](), asyncio.Queue[None]()
+
+    async def sleep(seconds: float) -> None:
+        sleeping.put_nowait(seconds)
+        await ticks.get()
+
+    async def logged_next() -> list[tuple[int, int]]:
+        caplog.clear()
+        ticks.put_nowait(None)
+        assert await sleeping.get() == 30
+        return [(record.done, record.failed) for record in caplog.records if record.message == "Calls so far"]
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    raising = Raising(tool_context(), [ToolFailedError("down")])
+    async with asyncio.timeout(5), serving(Echo(tool_context()), raising, log_interval=30) as client:
+        logging_progress = asyncio.create_task(client.worker.log_progress())
+        assert await sleeping.get() == 30
+        before = await logged_next()
+        await client.post(["t"], ["echo a"])
+        after_one = await logged_next(), await logged_next()
+        await client.post(["t"], ["raise"])
+        after_two = await logged_next()
+        logging_progress.cancel()
+
+    assert (before, after_one, after_two) == ([], ([(1, 0)], []), [(1, 1)])
 
 
 @pytest.mark.feature("verl-tool", "metrics as JSON")
