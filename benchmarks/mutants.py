@@ -14,6 +14,7 @@ import argparse
 import ast
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -224,12 +225,14 @@ def fails(copy: Path, tests: Sequence[Path]) -> bool:
         command = [str(PYTHON), "-m", "pytest", *options, *files]
         try:
             done = subprocess.run(
-                command, cwd=copy, env=environment, capture_output=True, timeout=LIMIT_SECONDS, check=False
+                command, cwd=copy, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
             )
         except subprocess.TimeoutExpired:
+            print(f"Not within {LIMIT_SECONDS:g} s", flush=True)
             return True
         # 5: none of the tests was chosen.
         if done.returncode not in (0, 5):
+            print(*re.findall(r"^(?:FAILED|ERROR) .*", done.stdout, re.MULTILINE)[:1], flush=True)
             return True
     return False
 

@@ -1,11 +1,14 @@
+import logging
 from pathlib import Path
 
 import pytest
 
 from turnmill.core.errors import ToolUnavailableError
 from turnmill.core.http_connections import listen
+from turnmill.observability import logs
 from turnmill.tool_server.serve import _log_ready, check_tools
 from turnmill.tool_server.settings import ServerSettings
+from turnmill.tool_server.worker_process import configure_logs
 
 
 def test_all_tools_that_cannot_work_are_named_before_anything_is_started():
@@ -37,3 +40,16 @@ def test_the_log_has_the_address_of_the_server(scheme: str, caplog: pytest.LogCa
         port = listener.getsockname()[1]
 
     assert caplog.records[0].url == f"{scheme}://127.0.0.1:{port}/get_observation"
+
+
+@pytest.mark.parametrize(("level", "lowest"), [("trace", logging.DEBUG), ("warning", logging.WARNING)])
+def test_events_are_printed_from_the_level_of_the_settings_on(level: str, lowest: int):
+    logger = logging.getLogger(logs.ROOT)
+    level_before = logger.level
+    try:
+        configure_logs(ServerSettings(log_level=level))
+
+        assert logger.handlers[0].level == lowest
+    finally:
+        logs.close()
+        logger.setLevel(level_before)
