@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from support.tool_server import Count, Echo, Gate, MemoryStore, Raising, tool_context
-from turnmill.core.errors import StoreUnavailableError, ToolFailedError
+from turnmill.core.errors import CallMismatchError, StoreUnavailableError, ToolFailedError
 from turnmill.observability.tool_metrics import ToolMetrics
 from turnmill.sandboxes.base import Python, SandboxResult, SandboxTask
 from turnmill.testing.tool_calls import ScriptedSandbox
@@ -304,6 +304,17 @@ async def test_a_store_failure_is_a_503_with_cause_and_retry_after(client: Clien
     assert response.status_code == 503
     assert response.json() == {"detail": "The store did not answer.", "cause": "store_unavailable"}
     assert int(response.headers["Retry-After"]) >= 1
+
+
+async def test_a_call_that_would_fail_again_is_a_409_without_retry_after(client: Client):
+    client.store.errors["begin"] = [CallMismatchError("This id belongs to another action.")]
+
+    response = await client.post(["t", "u"], ["count", "count"], extra_fields=[{"call_id": "1"}, {"call_id": "1"}])
+
+    assert response.status_code == 409
+    detail = "1 of 2 calls failed: This id belongs to another action."
+    assert response.json() == {"detail": detail, "cause": "call_mismatch"}
+    assert "Retry-After" not in response.headers
 
 
 async def test_one_failed_call_of_several_fails_the_request_and_keeps_the_others():
