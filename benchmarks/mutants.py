@@ -48,7 +48,7 @@ ROOMS = ("rollout", "training", "trajectories", "tool_server")
 LIMIT_SECONDS = 600.0
 """A mutant whose tests take longer counts as noticed, as with cosmic-ray."""
 
-ENOUGH_FILES, MAX_FILES = 5, 12
+ENOUGH_FILES, MAX_FILES = 5, 8
 """Files of tests for a mutant: with too few that import its file, those follow that import what imports it."""
 
 SKIPPED_OPERATORS = ("BitOr", "ExceptionReplacer", "RemoveDecorator", "NumberReplacer")
@@ -239,22 +239,24 @@ def fails(copy: Path, tests: Sequence[Path]) -> bool:
 
 @cache
 def tests_of(file: Path) -> tuple[Path, ...]:
-    """Return the files of tests that import a file, or a file that does: those of its name first, then its room's."""
+    """Return the files of tests that import a file, or a file that does: the closest, first those of similar names."""
     tests = [test for test in sorted((ROOT / "tests").rglob("test_*.py")) if not {"e2e", "gpu"} & set(test.parts)]
-    room = file.relative_to(PLATFORM).parts[0]
+    own_words = words(file.relative_to(PLATFORM))
     reached, chosen, closest = {file}, list[Path](), 0
     while len(chosen) < ENOUGH_FILES:
         own = [test for test in tests if test not in chosen and reached & used_by(test)]
-        chosen += sorted(
-            own,
-            key=lambda test: (test.stem != f"test_{file.stem}", room not in test.parts, "integration" in test.parts),
-        )
+        chosen += sorted(own, key=lambda test: (-len(own_words & words(test)), "integration" in test.parts))
         closest = closest or len(chosen)
         further = {each for each in PLATFORM.rglob("*.py") if reached & {*imported(each), *started(each)}} - reached
         if not further:
             break
         reached |= further
     return tuple(chosen[: min(max(ENOUGH_FILES, closest), MAX_FILES)])
+
+
+def words(file: Path) -> frozenset[str]:
+    """Return the words in the path of a file."""
+    return frozenset(re.split(r"[/_.]", file.as_posix()))
 
 
 @cache
