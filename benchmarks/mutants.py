@@ -30,7 +30,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from cosmic_ray.commands.init import _all_work_items
-from cosmic_ray.mutating import apply_mutation
+from cosmic_ray.mutating import apply_mutation, mutate_code
 from cosmic_ray.plugins import get_operator
 from import_closure import closure, imported
 from results_file import append_result, present_commit, read_results
@@ -119,7 +119,18 @@ def draw(room: str, number: int, seed: int) -> list[Mutant]:
             family = mutant.operator.removeprefix("core/").split("_")[0]
             places.setdefault((mutant.file, mutant.line, family), []).append(mutant)
     chance = random.Random(seed)
-    return [chance.choice(places[place]) for place in chance.sample(sorted(places), min(number, len(places)))]
+    drawn = [chance.choice(places[place]) for place in chance.sample(sorted(places), min(number, len(places)))]
+    return [mutant for mutant in drawn if is_python(mutant)]
+
+
+def is_python(mutant: Mutant) -> bool:
+    """Return whether a mutant can be imported: the stars of arguments are no operators, for example."""
+    before = (PLATFORM / mutant.file).read_text()
+    try:
+        ast.parse(mutate_code(before, get_operator(mutant.operator)(), mutant.occurrence))
+    except SyntaxError:
+        return False
+    return True
 
 
 def mutants_of(file: Path) -> Iterator[Mutant]:
@@ -127,7 +138,7 @@ def mutants_of(file: Path) -> Iterator[Mutant]:
     code, lines = hash_code([file])[:12], file.read_text().splitlines()
     for item in _all_work_items([file], {}):
         (mutation,) = item.mutations
-        # The star before keyword arguments is no operator; what decorators say, types and linters notice.
+        # What signatures and decorators say, types and linters notice.
         is_signature = lines[mutation.start_pos[0] - 1].strip().startswith(("def ", "async def ", "*,", "@"))
         if not is_signature and not any(word in mutation.operator_name for word in SKIPPED_OPERATORS):
             yield Mutant(
