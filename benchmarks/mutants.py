@@ -12,22 +12,26 @@ each. One that was drawn before, and whose file has not changed since, is not tr
 
 import argparse
 import ast
+import json
 import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from select import select
+from typing import Any, Self
 
 from cosmic_ray.commands.init import _all_work_items
 from cosmic_ray.mutating import apply_mutation, mutate_code
@@ -48,6 +52,7 @@ ROOMS = ("rollout", "training", "trajectories", "tool_server")
 LIMIT_SECONDS = 600.0
 """A mutant whose tests take longer counts as noticed, as with cosmic-ray."""
 
+PYTEST_OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not nightly and not gpu and not e2e")
 ENOUGH_FILES, MAX_FILES = 5, 8
 """Files of tests for a mutant: with too few that import its file, those follow that import what imports it."""
 
@@ -153,10 +158,12 @@ def mutants_of(file: Path) -> Iterator[Mutant]:
 
 def try_mutants(mutants: Sequence[Mutant], num_processes: int) -> None:
     """Try mutants in parallel, each in a copy of the repository."""
-    commit, copies = present_commit(RESULTS), SimpleQueue[Path]()
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(num_processes) as pool:
+    commit, copies = present_commit(RESULTS), SimpleQueue[Copy]()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-")))
         for number in range(num_processes):
-            copies.put(copy_of_repository(Path(folder) / str(number)))
+            copies.put(stack.enter_context(Copy(folder / str(number))))
+        pool = stack.enter_context(ThreadPoolExecutor(num_processes))
 
         def try_one(mutant: Mutant) -> Result:
             copy = copies.get()
@@ -169,6 +176,67 @@ def try_mutants(mutants: Sequence[Mutant], num_processes: int) -> None:
             append_result(RESULTS, result)
             verdict = "noticed" if result.noticed else "SURVIVED"
             print(f"{verdict:8} {result.seconds:4.0f} s {result.file}:{result.line} {result.operator}", flush=True)
+
+
+class Copy:
+    """The files that git has, as they are now, and a process that runs tests of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._output = folder.with_suffix(".log")
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+        for name in filter(None, listed.stdout.split("\0")):
+            if (source := ROOT / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, folder / name)
+        self._process = self._start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def of(self, file: Path) -> Path:
+        """Return the place of a file of the repository."""
+        return self.folder / file.relative_to(ROOT)
+
+    def fails(self, tests: Sequence[Path]) -> bool:
+        """Return whether one of these files of tests fails, the first of them before all others."""
+        # Tests may be written while mutants are tried.
+        known = [str(self.of(test)) for test in tests if self.of(test).is_file()]
+        # Without a file, pytest would run all tests.
+        for files in filter(None, (known[:1], known[1:])):
+            self._output.write_text("")
+            code = self._exit_code([*PYTEST_OPTIONS, *files])
+            # 5: none of the tests was chosen.
+            if code not in (0, 5):
+                failures = re.findall(r"^(?:FAILED|ERROR) .*", self._output.read_text(errors="replace"), re.MULTILINE)
+                print(failures[0] if failures else f"Exit code {code}; None is no answer in time", flush=True)
+                return True
+        return False
+
+    def _start(self) -> subprocess.Popen[str]:
+        environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = f"{self.folder}/platform:{self.folder}/operator"
+        command = [str(PYTHON), str(ROOT / "benchmarks" / "forking_pytest.py"), str(self._output)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            command, cwd=self.folder, env=environment, stdin=pipe, stdout=pipe, text=True, start_new_session=True
+        )
+
+    def _exit_code(self, arguments: Sequence[str]) -> int | None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(arguments) + "\n")
+        self._process.stdin.flush()
+        if select([self._process.stdout], [], [], LIMIT_SECONDS)[0]:
+            return int(self._process.stdout.readline())
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = self._start()
+        return None
 
 
 def survivors(room: str) -> list[Mutant]:
@@ -185,31 +253,15 @@ def latest() -> dict[Any, Result]:
     return {result.key: result for result in read_results(RESULTS, Result)}
 
 
-def copy_of_repository(folder: Path) -> Path:
-    """Return a folder with the files that git has, as they are now."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for name in filter(None, listed.stdout.split("\0")):
-        if (source := ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, folder / name)
-    return folder
-
-
-def in_copy(file: Path, copy: Path) -> Path:
-    """Return the place of a file of the repository in a copy."""
-    return copy / file.relative_to(ROOT)
-
-
-def tried(mutant: Mutant, copy: Path, commit: str) -> Result:
+def tried(mutant: Mutant, copy: Copy, commit: str) -> Result:
     """Apply a mutant in a copy, run its tests there and undo it."""
-    file = copy / "platform" / "turnmill" / mutant.file
+    file = copy.of(PLATFORM / mutant.file)
     before = file.read_text()
     began = datetime.now(UTC)
     try:
         apply_mutation(file, get_operator(mutant.operator)(), mutant.occurrence)
         after = file.read_text()
-        # Those of the time of the copy: others may be written meanwhile.
-        noticed = fails(copy, [test for test in tests_of(PLATFORM / mutant.file) if in_copy(test, copy).is_file()])
+        noticed = copy.fails(tests_of(PLATFORM / mutant.file))
     finally:
         file.write_text(before)
     old, new = before.splitlines(), after.splitlines()
@@ -223,29 +275,6 @@ def tried(mutant: Mutant, copy: Path, commit: str) -> Result:
         commit=commit,
         date=began.date().isoformat(),
     )
-
-
-def fails(copy: Path, tests: Sequence[Path]) -> bool:
-    """Return whether one of these files of tests fails in a copy, one after the other."""
-    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = f"{copy}/platform:{copy}/operator"
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not nightly and not gpu and not e2e"]
-    # Without a file, pytest would run all tests.
-    for some in filter(None, (tests[:1], tests[1:])):
-        files = [str(in_copy(test, copy)) for test in some]
-        command = [str(PYTHON), "-m", "pytest", *options, *files]
-        try:
-            done = subprocess.run(
-                command, cwd=copy, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
-            )
-        except subprocess.TimeoutExpired:
-            print(f"Not within {LIMIT_SECONDS:g} s", flush=True)
-            return True
-        # 5: none of the tests was chosen.
-        if done.returncode not in (0, 5):
-            print(*re.findall(r"^(?:FAILED|ERROR) .*", done.stdout, re.MULTILINE)[:1], flush=True)
-            return True
-    return False
 
 
 @cache
