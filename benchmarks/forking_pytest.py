@@ -12,9 +12,10 @@ import json
 import os
 import sys
 
+# verl would import the files of turnmill that are its plug-in.
 IMPORTS = (
-    *("aiohttp", "fastapi", "hypothesis", "pytest", "redis.asyncio", "torch", "transformers", "uvicorn"),
-    *("verl.experimental.agent_loop", "verl.trainer.ppo.v1", "verl.utils.dataset.rl_dataset", "verl.workers.engine"),
+    *("aiohttp", "datasets", "fastapi", "hydra", "hypothesis", "peft", "pytest", "ray", "redis.asyncio"),
+    *("tensordict", "torch", "transformers", "uvicorn"),
 )
 
 
