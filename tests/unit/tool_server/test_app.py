@@ -228,6 +228,17 @@ async def test_the_clients_deadline_bounds_the_body():
     assert (response.status_code, response.json()["cause"]) == (503, "timeout")
 
 
+async def test_a_body_that_cannot_be_read_is_no_timeout_before_the_clients_deadline():
+    async def body() -> AsyncIterator[bytes]:
+        yield ECHO[:10]
+        raise TimeoutError("the connection stands still")
+
+    async with serving(Echo(tool_context())) as client:
+        response = await client.http.post("/get_observation", content=body(), headers={"X-Deadline-Seconds": "60"})
+
+    assert response.status_code == 500
+
+
 async def test_the_clients_deadline_bounds_the_queue():
     gate = Gate(tool_context())
     async with serving(gate, Echo(tool_context()), max_concurrent_requests=1) as client:
