@@ -835,6 +835,7 @@ async def test_a_trajectory_is_logged_turn_by_turn(new_harness, server):
     assert first.prompt_ids + first.response_ids + first.observation_ids + last.response_ids == (
         result.rows[0].prompt_ids + result.rows[0].response.ids
     )
+    assert not last.prompt_ids
     assert (first.environment_name, last.environment_name) == ("arithmetic", "")
     assert first.seconds.keys() == {"generation", "tools"}
     assert last.seconds.keys() == {"generation"}

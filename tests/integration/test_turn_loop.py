@@ -225,6 +225,7 @@ async def test_a_validation_episode_is_one_row_with_the_metrics_of_all_its_turns
 
     found = decode(row.episode_summary, EpisodeSummary)
     assert (found.episode_id, found.success, found.num_turns) == ("v7-0", True, 3)
+    assert (TOKENIZER.decode(row.response_ids), row.metadata.done) == (WIN, 1)
     assert found.reward == pytest.approx(0.9)
     assert found.metrics["valid_action"] == pytest.approx(2 / 3)
     assert [(turn.episode, turn.turn, turn.step) for turn in harness.logged(validation=True)] == [
