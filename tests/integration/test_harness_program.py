@@ -9,7 +9,12 @@ KEPT_BYTES = 1024 * 1024
 
 async def run(code: str, workspace: Path) -> Ended:
     return await run_program(
-        [sys.executable, "-c", code], task={}, variables={}, workspace=workspace, timeout_seconds=60, stop=asyncio.Event()
+        [sys.executable, "-c", code],
+        task={},
+        variables={},
+        workspace=workspace,
+        timeout_seconds=60,
+        stop=asyncio.Event(),
     )
 
 
