@@ -212,7 +212,7 @@ class Copy:
             code = self._exit_code([*PYTEST_OPTIONS, *files])
             # 5: none of the tests was chosen.
             if code not in (0, 5):
-                failures = re.findall(r"^(?:FAILED|ERROR) .*", self._output.read_text(errors="replace"), re.MULTILINE)
+                failures = re.findall(r"^(?:FAILED|ERROR) tests.*", self._output.read_text(errors="replace"), re.MULTILINE)
                 print(failures[0] if failures else f"Exit code {code}; None is no answer in time", flush=True)
                 return True
         return False

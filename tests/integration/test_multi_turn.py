@@ -341,6 +341,7 @@ async def test_the_policy_can_read_and_learn_from_the_template_of_inference(new_
     assert "Now." in harness.prompts[1]
     assert (trained_text(harness, first), trained_text(harness, second)) == (response + END, answer + END)
     assert harness.tokenizer.decode(second.prompt_ids) == harness.prompts[1]
+    assert harness.logged()[0].observation == harness.prompts[1]
     rows = [(row.response_ids, row.response_mask) for row in (first, second)]
     assert count_unsampled_tokens(rows, summary_of(second).sampled_tokens) == 0
 
