@@ -212,7 +212,8 @@ class Copy:
             code = self._exit_code([*PYTEST_OPTIONS, *files])
             # 5: none of the tests was chosen.
             if code not in (0, 5):
-                failures = re.findall(r"^(?:FAILED|ERROR) tests.*", self._output.read_text(errors="replace"), re.MULTILINE)
+                printed = self._output.read_text(errors="replace")
+                failures = re.findall(r"^(?:FAILED|ERROR) tests.*", printed, re.MULTILINE)
                 print(failures[0] if failures else f"Exit code {code}; None is no answer in time", flush=True)
                 return True
         return False
