@@ -268,6 +268,16 @@ def test_prompts_that_a_manager_of_the_users_own_has_sent_end_the_run(queue, tmp
         manager.replace_worker(0, DEATH)
 
 
+def test_every_slot_goes_to_the_worker_that_has_its_environment(queue, tmp_path, monkeypatch):
+    manager = manager_of(TurnLoopManager, tmp_path, monkeypatch)
+    manager.agent_loop_workers = [Handle(), Handle()]
+    uids = np.array(["a", "b", "c", "d"], dtype=object)
+
+    manager.generate_sequences(tensordict_utils.get_tensordict({"uid": uids, "slot": [4, 1, 0, 3]}))
+
+    assert [worker.batches for worker in manager.agent_loop_workers] == [[["a", "c"]], [["b", "d"]]]
+
+
 def test_a_dead_worker_with_slots_ends_the_run(queue, tmp_path, monkeypatch):
     manager = manager_of(TurnLoopManager, tmp_path, monkeypatch)
 
