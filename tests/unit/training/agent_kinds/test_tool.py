@@ -6,7 +6,7 @@ import pytest
 
 from turnmill.cli import checks
 from turnmill.jobs import JobError, load_job
-from turnmill.training.agent_kinds import agent_kind
+from turnmill.training.agent_kinds.tool import ToolKind
 
 EXAMPLE = Path(__file__).parents[4] / "manifests" / "examples" / "tool-arithmetic-cpu.yaml"
 
@@ -73,7 +73,7 @@ def test_a_tool_whose_package_is_not_installed_is_reported(tmp_path):
     ],
 )
 def test_a_run_serves_its_tools_itself_unless_it_has_none_or_another_server(override, tools):
-    kind = agent_kind(load_job(EXAMPLE, [override]).spec.agent)
+    kind = ToolKind(load_job(EXAMPLE, [override]).spec.agent)
 
     assert kind.tools_to_serve() == tools
 

@@ -1,0 +1,46 @@
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from turnmill.training.verl.distributed_checkpoints import DistributedCheckpoints, _portable
+
+
+def manager(*, num_ranks: int) -> DistributedCheckpoints:
+    """Return a manager of the first rank, without a model."""
+    made = object.__new__(DistributedCheckpoints)
+    made.rank, made.world_size, made.lr_scheduler = 0, num_ranks, None
+    return made
+
+
+def draw() -> tuple[list[float], float, float]:
+    return torch.rand(3).tolist(), float(np.random.rand()), random.random()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """The state of a rank's random generators, of two."""
+    saved = manager(num_ranks=2)
+    torch.save(_portable(saved.get_rng_state()), tmp_path / saved._rng_file)
+    return tmp_path
+
+
+def test_random_generators_continue_where_the_checkpoint_was_saved(checkpoint: Path):
+    drawn = draw()
+
+    manager(num_ranks=2)._load_extra(checkpoint)
+
+    assert draw() == drawn
+
+
+def test_on_another_number_of_ranks_random_generators_start_from_their_seeds(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+):
+    drawn = draw()
+
+    manager(num_ranks=1)._load_extra(checkpoint)
+
+    assert draw() != drawn
+    assert "saved by another number of ranks" in caplog.text
