@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 
 from turnmill.training.verl.distributed_checkpoints import DistributedCheckpoints, _portable
 
@@ -44,3 +45,13 @@ def test_on_another_number_of_ranks_random_generators_start_from_their_seeds(
 
     assert draw() != drawn
     assert "saved by another number of ranks" in caplog.text
+
+
+def test_a_checkpoint_without_the_state_of_all_ranks_is_loaded_by_verl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    loaded: list[tuple[object, ...]] = []
+    monkeypatch.setattr(FSDPCheckpointManager, "load_checkpoint", lambda self, *given: loaded.append(given))
+
+    for folder in (str(tmp_path), None):
+        manager(num_ranks=2).load_checkpoint(folder)
+
+    assert loaded == [(str(tmp_path), None, False), (None, None, False)]
