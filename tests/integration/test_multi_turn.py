@@ -491,6 +491,15 @@ def test_a_user_defined_manager_is_found_by_its_import_path(name: str):
     assert manager.worker_class is MultiTurnWorker
 
 
+def test_verl_is_told_that_there_are_turns_and_how_long_rows_are(tmp_path: Path):
+    job = conversation_job(tmp_path / "tasks.jsonl", maxPromptLength=300, maxResponseLength=100)
+
+    settings = agent_kind(job.spec.agent).verl_settings(job)
+
+    rollout = "actor_rollout_ref.rollout"
+    assert (settings[f"{rollout}.multi_turn.enable"], settings[f"{rollout}.max_model_len"]) == (True, 400)
+
+
 @pytest.mark.feature("verl's multi-turn", "user-defined loops and managers")
 def test_the_job_selects_the_manager_class(tmp_path: Path):
     named = conversation_job(tmp_path / "tasks.jsonl", agentLoopManagerClass="support.verl_loops.ReversingManager")

@@ -7,6 +7,7 @@ import torch
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 
 from turnmill.training.verl.distributed_checkpoints import DistributedCheckpoints, _portable
+from turnmill.training.verl.whole_weights import STATE
 
 
 def manager(*, num_ranks: int) -> DistributedCheckpoints:
@@ -45,6 +46,19 @@ def test_on_another_number_of_ranks_random_generators_start_from_their_seeds(
 
     assert draw() != drawn
     assert "saved by another number of ranks" in caplog.text
+
+
+def test_random_generators_are_saved_with_the_state_of_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(FSDPCheckpointManager, "save_checkpoint", lambda self, *given: None)
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: None)
+    saving = manager(num_ranks=1)
+    saving.checkpoint_save_contents, saving.checkpoint_config = ["extra"], None
+
+    saving.save_checkpoint(str(tmp_path))
+    drawn = draw()
+    saving._load_extra(tmp_path / STATE)
+
+    assert draw() == drawn
 
 
 def test_a_checkpoint_without_the_state_of_all_ranks_is_loaded_by_verl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
