@@ -9,6 +9,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from support.gateway import bpe_tokenizer
 from support.grl_jobs import grl_job
@@ -28,6 +29,7 @@ from turnmill.training.batches.trajectory import TrajectoryBatch
 from turnmill.training.grl import trainer as grl_trainer
 from turnmill.training.grl.trainer import GrlTrainer, GroupRows
 from turnmill.training.row_advantages import ADVANTAGE, REWARD
+from turnmill.training.trainers import trajectory as trajectory_trainer
 from turnmill.training.trainers.base import RunTrainer
 
 
@@ -256,3 +258,18 @@ def test_groups_are_the_rows_of_the_data_set():
     groups = GroupRows(grl_job(*agents, agentGroupNum=[1, 2], agentGroupSize=[4, 3]).spec.grl_agent.training_groups)
 
     assert [(groups[n]["index"], groups[n]["__rollout_n__"]) for n in range(4)] == [(0, 4), (1, 3), (2, 3), (3, 4)]
+
+
+@pytest.mark.parametrize(("with_critic", "source"), [(True, "tokens"), (False, "tags")])
+def test_metrics_come_from_the_tags_of_rows_unless_their_tokens_are_read(queue, monkeypatch, with_critic, source):
+    two_groups(queue)
+    made = trainer(with_critic=with_critic)
+    made.algorithm = GrpoAlgorithm(Grpo())
+    monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda self, batch, metrics: metrics.update(source="tokens"))
+    monkeypatch.setattr(trajectory_trainer, "metrics_of_tags", lambda batch, num_gpus: {"source": "tags"})
+    monkeypatch.setattr(made, "_get_n_gpus_for_throughput", lambda: 1, raising=False)
+    metrics: dict[str, Any] = {}
+
+    made._compute_metrics(queue.meta(), metrics)
+
+    assert metrics == {"source": source}

@@ -137,6 +137,7 @@ async def test_a_programs_conversation_is_one_row_with_its_reward(begin: Begin):
     assert sum(verl_row.response_mask) == len("one" + "two" + "three") + 3
     records = list(TrajectoryLog(loop.folder).read_turns(validation=False))
     assert [record.response for record in records] == [f"one{END}", f"two{END}", f"three{END}"]
+    assert [record.done for record in records] == [False, False, True]
     assert (records[-1].reward, records[-1].stop_reason) == (0.25, "completed")
 
 

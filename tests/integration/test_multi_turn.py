@@ -152,7 +152,8 @@ async def test_sync_and_async_functions_are_tools_with_or_without_a_given_name(n
 
     assert '<tool_response>\n{"text": "HEY"}\n</tool_response>' in harness.prompts[1]
     assert "<tool_response>\nbye\n</tool_response>" in harness.prompts[2]
-    assert summary_of(row).metrics["tool_avg_loud"] == 1
+    metrics = summary_of(row).metrics
+    assert (metrics["tool_avg_loud"], metrics["num_tool_calls"], metrics["tool_call_success"]) == (1, 2, 1)
 
 
 @pytest.mark.feature("verl's multi-turn", "name collisions")
@@ -374,6 +375,9 @@ async def test_the_policy_can_read_and_learn_from_the_template_of_inference(new_
     assert "Now." in harness.prompts[1]
     assert (trained_text(harness, first), trained_text(harness, second)) == (response + END, answer + END)
     assert harness.tokenizer.decode(second.prompt_ids) == harness.prompts[1]
+    one, other = harness.logged()
+    assert (one.prompt_ids, one.observation) == (tuple(first.prompt_ids), harness.prompts[1])
+    assert not other.prompt_ids
     rows = [(row.response_ids, row.response_mask) for row in (first, second)]
     assert count_unsampled_tokens(rows, summary_of(second).sampled_tokens) == 0
 
@@ -518,6 +522,15 @@ def test_a_user_defined_manager_is_found_by_its_import_path(name: str):
     assert issubclass(manager, MultiTurnManager)
     assert manager.generate_sequences is getattr(verl_loops, name.rpartition(".")[2]).generate_sequences
     assert manager.worker_class is MultiTurnWorker
+
+
+def test_verl_is_told_that_there_are_turns_and_how_long_rows_are(tmp_path: Path):
+    job = conversation_job(tmp_path / "tasks.jsonl", maxPromptLength=300, maxResponseLength=100)
+
+    settings = agent_kind(job.spec.agent).verl_settings(job)
+
+    rollout = "actor_rollout_ref.rollout"
+    assert (settings[f"{rollout}.multi_turn.enable"], settings[f"{rollout}.max_model_len"]) == (True, 400)
 
 
 @pytest.mark.feature("verl's multi-turn", "user-defined loops and managers")

@@ -781,6 +781,15 @@ async def test_an_empty_response_of_the_engine_fails_the_trajectory(new_harness,
     assert failure.cause == "inference"
 
 
+async def test_the_tokens_of_a_failed_trajectory_are_logged_as_not_trained(new_harness, server):
+    harness = new_harness([CALL, ""], server)
+
+    failure = await harness.play()
+
+    assert failure.cause == "inference"
+    assert harness.logged()[0].mask == (0, len(CALL + "[2]"))
+
+
 @pytest.mark.parametrize("reward", [lambda: 1 / 0, lambda: math.nan, lambda: -math.inf])
 async def test_a_reward_that_raises_or_is_not_finite_fails_the_trajectory(new_harness, server, monkeypatch, reward):
     harness = new_harness([ANSWER], server)
@@ -835,6 +844,7 @@ async def test_a_trajectory_is_logged_turn_by_turn(new_harness, server):
     assert first.prompt_ids + first.response_ids + first.observation_ids + last.response_ids == (
         result.rows[0].prompt_ids + result.rows[0].response.ids
     )
+    assert not last.prompt_ids
     assert (first.environment_name, last.environment_name) == ("arithmetic", "")
     assert first.seconds.keys() == {"generation", "tools"}
     assert last.seconds.keys() == {"generation"}

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from turnmill.core.errors import RunFailedError
+from turnmill.core.errors import EnvironmentFailedError, RunFailedError
 from turnmill.core.trajectory import EpisodeSummary, SegmentMetadata, TurnMetadata
 from turnmill.jobs import AgentTrainingJob
 from turnmill.rollout.queue_payload import decode
@@ -225,6 +225,7 @@ async def test_a_validation_episode_is_one_row_with_the_metrics_of_all_its_turns
 
     found = decode(row.episode_summary, EpisodeSummary)
     assert (found.episode_id, found.success, found.num_turns) == ("v7-0", True, 3)
+    assert (TOKENIZER.decode(row.response_ids), row.metadata.done) == (WIN, 1)
     assert found.reward == pytest.approx(0.9)
     assert found.metrics["valid_action"] == pytest.approx(2 / 3)
     assert [(turn.episode, turn.turn, turn.step) for turn in harness.logged(validation=True)] == [
@@ -233,6 +234,21 @@ async def test_a_validation_episode_is_one_row_with_the_metrics_of_all_its_turns
         ("v7-0", 2, 4),
     ]
     assert harness.logged() == []
+
+
+class Stuck:
+    """A slot whose environment cannot be closed."""
+
+    async def close(self) -> None:
+        raise EnvironmentFailedError("It does not end.")
+
+
+async def test_an_environment_that_cannot_be_closed_is_no_error_at_the_end_of_a_run(new_harness):
+    harness = new_harness([LOOK, LOOK, LOOK])
+    await harness.play()
+    harness.loop.slots[1] = Stuck()
+
+    await harness.loop.close()
 
 
 @pytest.mark.feature("Verlog", "validation on whole episodes")

@@ -219,6 +219,7 @@ def test_separate_rollout_resources_reach_the_dataclasses_of_verl(name, device, 
     assert config.actor_rollout_ref.hybrid_engine is False
     assert (rollout.nnodes, rollout.n_gpus_per_node) == ((1, 1) if device == "cpu" else (8, 1))
     assert rollout.checkpoint_engine.backend == backend
+    assert rollout.checkpoint_engine.engine_kwargs["nccl"]["rebuild_group"] is True
 
 
 def test_the_gpus_of_one_engine_are_on_one_node(model):
@@ -362,6 +363,7 @@ def test_verl_resolves_megatron_for_every_kind_of_agent(name, model):
     )  # fmt: skip
     assert (reference.tensor_model_parallel_size, reference.pipeline_model_parallel_size) == (4, 2)
     assert (policy.optimizer_offload, policy.param_offload, policy.seed) == (True, False, 7)
+    assert policy.dist_ckpt_optim_fully_reshardable is True
     assert built[ACTOR].optim.lr_decay_style == "constant"
     assert built[ACTOR].optim.clip_grad == job.spec.algorithm.gradient_clip
     if use_critic:

@@ -227,6 +227,19 @@ def test_no_server_outlives_its_supervisor(owner):
     wait_until(lambda: not server.is_running())
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_supervisor_that_gets_a_signal_stops_its_server_and_deletes_the_folder(owner, number):
+    process, url = owner
+    supervisor = psutil.Process(process.pid).children()[0]
+    server = supervisor.children()[0]
+
+    supervisor.send_signal(number)
+
+    wait_until(lambda: not alive(supervisor.pid))
+    assert not alive(server.pid)
+    assert not folder_of(url).exists()
+
+
 def test_ctrl_c_in_the_terminal_reaches_only_the_owner(owner):
     process, _ = owner
     supervisor = psutil.Process(process.pid).children()[0]

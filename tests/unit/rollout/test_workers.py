@@ -17,12 +17,13 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from turnmill.core.errors import RunFailedError
 from turnmill.jobs import load_job
+from turnmill.jobs.resources import RESOURCE_SHARE
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout import trajectory_worker
 from turnmill.rollout.trajectory_worker import TrajectoryManager, TrajectoryWorker
 from turnmill.rollout.verl_classes import AgentLoopManagerTQ
 from turnmill.rollout.verlog.turn_loop_worker import TurnLoopManager, TurnLoopWorker
-from turnmill.rollout.worker import EndedPrompt, LoopManager, LoopWorker
+from turnmill.rollout.worker import EndedPrompt, LoopManager, LoopWorker, actor_class
 
 EXAMPLES = Path(__file__).parents[3] / "manifests" / "examples"
 
@@ -266,6 +267,28 @@ def test_prompts_that_a_manager_of_the_users_own_has_sent_end_the_run(queue, tmp
 
     with pytest.raises(RunFailedError, match="An agent loop worker died"):
         manager.replace_worker(0, DEATH)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "options"),
+    [("null", {}), ("A100", {"num_cpus": 0, "resources": {"accelerator_type:A100": RESOURCE_SHARE}})],
+)
+def test_workers_are_on_machines_with_the_accelerator_of_the_training(accelerator, options):
+    job = load_job(EXAMPLES / "tool-arithmetic-cpu.yaml", [f"resources.train.accelerator={accelerator}"])
+
+    made = actor_class(TrajectoryWorker, OmegaConf.create({"turnmill": {"job": job.model_dump_json(by_alias=True)}}))
+
+    assert made._default_options == options
+
+
+def test_every_slot_goes_to_the_worker_that_has_its_environment(queue, tmp_path, monkeypatch):
+    manager = manager_of(TurnLoopManager, tmp_path, monkeypatch)
+    manager.agent_loop_workers = [Handle(), Handle()]
+    uids = np.array(["a", "b", "c", "d"], dtype=object)
+
+    manager.generate_sequences(tensordict_utils.get_tensordict({"uid": uids, "slot": [4, 1, 0, 3]}))
+
+    assert [worker.batches for worker in manager.agent_loop_workers] == [[["a", "c"]], [["b", "d"]]]
 
 
 def test_a_dead_worker_with_slots_ends_the_run(queue, tmp_path, monkeypatch):

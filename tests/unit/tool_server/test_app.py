@@ -1,4 +1,5 @@
 import asyncio
+import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable
@@ -9,7 +10,7 @@ import httpx
 import pytest
 
 from support.tool_server import Count, Echo, Gate, MemoryStore, Raising, tool_context
-from turnmill.core.errors import StoreUnavailableError, ToolFailedError
+from turnmill.core.errors import CallMismatchError, StoreUnavailableError, ToolFailedError
 from turnmill.observability.tool_metrics import ToolMetrics
 from turnmill.sandboxes.base import Python, SandboxResult, SandboxTask
 from turnmill.testing.tool_calls import ScriptedSandbox
@@ -111,6 +112,7 @@ async def test_an_invalid_body_is_refused(client: Client, body: Any, place: list
 
     assert response.status_code == 422
     assert (response.json()["detail"][0]["loc"], response.json()["detail"][0]["type"]) == (place, kind)
+    assert response.json()["detail"][0].keys() <= {"type", "loc", "msg", "input", "ctx"}
 
 
 @pytest.mark.parametrize(
@@ -226,6 +228,17 @@ async def test_the_clients_deadline_bounds_the_body():
     assert (response.status_code, response.json()["cause"]) == (503, "timeout")
 
 
+async def test_a_body_that_cannot_be_read_is_no_timeout_before_the_clients_deadline():
+    async def body() -> AsyncIterator[bytes]:
+        yield ECHO[:10]
+        raise TimeoutError("the connection stands still")
+
+    async with serving(Echo(tool_context())) as client:
+        response = await client.http.post("/get_observation", content=body(), headers={"X-Deadline-Seconds": "60"})
+
+    assert response.status_code == 500
+
+
 async def test_the_clients_deadline_bounds_the_queue():
     gate = Gate(tool_context())
     async with serving(gate, Echo(tool_context()), max_concurrent_requests=1) as client:
@@ -302,6 +315,17 @@ async def test_a_store_failure_is_a_503_with_cause_and_retry_after(client: Clien
     assert response.status_code == 503
     assert response.json() == {"detail": "The store did not answer.", "cause": "store_unavailable"}
     assert int(response.headers["Retry-After"]) >= 1
+
+
+async def test_a_call_that_would_fail_again_is_a_409_without_retry_after(client: Client):
+    client.store.errors["begin"] = [CallMismatchError("This id belongs to another action.")]
+
+    response = await client.post(["t", "u"], ["count", "count"], extra_fields=[{"call_id": "1"}, {"call_id": "1"}])
+
+    assert response.status_code == 409
+    detail = "1 of 2 calls failed: This id belongs to another action."
+    assert response.json() == {"detail": detail, "cause": "call_mismatch"}
+    assert "Retry-After" not in response.headers
 
 
 async def test_one_failed_call_of_several_fails_the_request_and_keeps_the_others():
@@ -445,6 +469,49 @@ async def test_a_stopping_server_is_healthy_but_not_ready(client: Client):
 
     assert (await client.http.get("/readyz")).status_code == 503
     assert (await client.http.get("/health")).status_code == 200
+
+
+async def test_the_requests_that_a_stopped_server_still_has_are_cancelled_and_release_their_claims():
+    gate = Gate(tool_context())
+    async with serving(gate) as client:
+        request = asyncio.create_task(client.post(["t"], ["gate"], extra_fields=[{"call_id": "1"}]))
+        await eventually(lambda: gate.num_waiting == 1)
+
+        await client.worker.drain()
+
+        assert request.done()
+    assert client.store.claims == {}
+
+
+async def test_the_numbers_of_calls_are_logged_when_they_have_changed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    caplog.set_level(logging.INFO, "turnmill.tool_server.app")
+    sleeping, ticks = asyncio.Queue[float](), asyncio.Queue[None]()
+
+    async def sleep(seconds: float) -> None:
+        sleeping.put_nowait(seconds)
+        await ticks.get()
+
+    async def logged_next() -> list[tuple[int, int]]:
+        caplog.clear()
+        ticks.put_nowait(None)
+        assert await sleeping.get() == 30
+        return [(record.done, record.failed) for record in caplog.records if record.message == "Calls so far"]
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    raising = Raising(tool_context(), [ToolFailedError("down")])
+    async with asyncio.timeout(5), serving(Echo(tool_context()), raising, log_interval=30) as client:
+        logging_progress = asyncio.create_task(client.worker.log_progress())
+        assert await sleeping.get() == 30
+        before = await logged_next()
+        await client.post(["t"], ["echo a"])
+        after_one = await logged_next(), await logged_next()
+        await client.post(["t"], ["raise"])
+        after_two = await logged_next()
+        logging_progress.cancel()
+
+    assert (before, after_one, after_two) == ([], ([(1, 0)], []), [(1, 1)])
 
 
 @pytest.mark.feature("verl-tool", "metrics as JSON")

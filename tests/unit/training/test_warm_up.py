@@ -86,6 +86,18 @@ class Learner(RunTrainer):
         raise AssertionError("the policy is updated")
 
 
+@pytest.mark.parametrize(("step", "episodes", "every"), [(6, 2, 5), (7, 2, 7), (7, 0, -1)])
+def test_the_last_step_validates_if_the_job_validates_at_all(step, episodes, every):
+    validation = SimpleNamespace(episodes=episodes)
+    trainer = Learner(SimpleNamespace(training=SimpleNamespace(validation=validation)))
+    trainer.config.trainer = SimpleNamespace(test_freq=5)
+    trainer.global_steps, trainer.total_training_steps = step, 7
+
+    trainer.on_step_end()
+
+    assert trainer.config.trainer.test_freq == every
+
+
 class _Phase:
     def __enter__(self) -> None:
         pass

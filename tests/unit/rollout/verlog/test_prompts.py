@@ -165,6 +165,21 @@ def test_a_missing_file_is_an_error():
         question("none.txt")
 
 
-def test_messages_of_a_function_are_checked():
+RETURNED: list[object] = []
+
+
+def returned_messages(memory: Memory, instructions: str) -> object:
+    return RETURNED[-1]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [True, [], ["Play."], [{"role": "user"}], [{"role": "user", "content": None}], [{"role": "user", "text": "Play."}]],
+)
+def test_messages_of_a_function_are_checked(messages: object, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(f"{__name__}.RETURNED", [messages])
+    load_function.cache_clear()
+    here = f"{__name__}:returned_messages"
+
     with pytest.raises(SettingsError, match="returned"):
-        build_messages(memory(text_turns=1), template="builtins:hasattr", instruction_prompt="", compact_prompt="")
+        build_messages(memory(text_turns=1), template=here, instruction_prompt="", compact_prompt="")

@@ -42,6 +42,13 @@ def test_a_run_with_the_same_seed_plays_the_same_episodes():
     ]
 
 
+def test_the_environment_is_prepared_for_the_next_episode_of_a_training_alone():
+    training, validation = EpisodePlan.training(4, 2), EpisodePlan.validation(4, 2)
+
+    assert [training.next_seed(n) for n in range(5)] == [training.seed(n) for n in range(1, 6)]
+    assert validation.next_seed(0) is None
+
+
 def test_every_turn_has_its_own_sampling_seed_in_the_range_of_engines():
     seeds = {
         sampling_seed(0, stream, slot, turn)

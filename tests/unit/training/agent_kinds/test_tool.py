@@ -6,6 +6,7 @@ import pytest
 
 from turnmill.cli import checks
 from turnmill.jobs import JobError, load_job
+from turnmill.training.agent_kinds.tool import ToolKind
 
 EXAMPLE = Path(__file__).parents[4] / "manifests" / "examples" / "tool-arithmetic-cpu.yaml"
 
@@ -61,6 +62,20 @@ def test_a_tool_whose_package_is_not_installed_is_reported(tmp_path):
     (problem,) = problems("agent.toolType=greedy", f"agent.toolServer={{settings: {{TOOLS_FOLDER: {tmp_path}}}}}")
 
     assert "The tool 'greedy' needs no-such-package, which is not installed here" in problem
+
+
+@pytest.mark.parametrize(
+    ("override", "tools"),
+    [
+        ("agent.toolType=base,finish", "base,finish"),
+        ("agent.toolServerUrl=http://tools:5000", None),
+        ("agent.enableAgent=false", None),
+    ],
+)
+def test_a_run_serves_its_tools_itself_unless_it_has_none_or_another_server(override, tools):
+    kind = ToolKind(load_job(EXAMPLE, [override]).spec.agent)
+
+    assert kind.tools_to_serve() == tools
 
 
 def test_a_list_without_tools_is_reported():

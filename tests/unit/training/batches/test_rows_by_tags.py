@@ -231,6 +231,16 @@ def test_an_episode_tags_its_rows_with_what_the_trainer_needs():
     assert decode(other[EPISODE], EpisodeSummary) == replace(summary, sampled_tokens=b"")
 
 
+def test_all_rows_of_an_episode_are_tagged_with_the_reward_of_its_last():
+    rows = episode_rows(
+        [Row((1,), Tokens.sampled([token], None)) for token in (5, 6, 7)],
+        EpisodeSummary(episode_id="t", reward=0.5, stop_reason="completed", success=True, num_turns=3),
+    )
+    rows[0].reward_score = 0.25
+
+    assert [tags[SCORE] for tags in tags_of(rows)] == [0.5] * 3
+
+
 def test_each_worker_of_the_policy_trains_on_the_advantages_of_its_part_of_the_rows(monkeypatch):
     mask = torch.nested.as_nested_tensor([torch.tensor([1, 0, 1]), torch.tensor([1, 1])], layout=torch.jagged)
 

@@ -104,6 +104,15 @@ def test_a_configuration_in_grls_own_format_becomes_a_job():
     }
 
 
+@pytest.mark.parametrize(
+    ("given", "coefficient"), [({"use_kl_in_reward": False}, 0), ({"use_kl_in_reward": True}, 0.001)]
+)
+def test_a_penalty_that_is_switched_off_has_the_coefficient_0(given: dict[str, bool], coefficient: float):
+    config = GRL_CONFIG | {"algorithm": {"adv_estimator": "gae"} | given}
+
+    assert AgentTrainer(config=config).job.spec.algorithm.kl.coefficient == coefficient
+
+
 def test_a_filtered_step_is_one_mini_batch():
     config = GRL_CONFIG | {"rollout": GRL_CONFIG["rollout"] | {"rollout_filter_ratio": 0.25}}
 

@@ -2,6 +2,7 @@ import json
 import shutil
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,6 +39,16 @@ def test_the_folder_is_a_model_that_transformers_loads(tmp_path: Path):
     assert (model.generation_config.eos_token_id, model.generation_config.pad_token_id) == (1, 0)
     assert record["loss"] > 0
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
+def test_the_times_of_a_warm_start_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cache, "time", SimpleNamespace(perf_counter=iter((100.0, 103.0, 107.0)).__next__))
+
+    record = json.loads((ensure(tmp_path) / "warm_start.json").read_text())
+
+    assert (record["demonstration_seconds"], record["seconds"]) == (3.0, 7.0)
+    assert WarmStart.model_validate(record["settings"]) == QUICK
+    assert "gradientSteps" in record["settings"]
 
 
 def test_a_warm_start_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
