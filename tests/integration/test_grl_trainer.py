@@ -267,6 +267,7 @@ def test_metrics_come_from_the_tags_of_rows_unless_their_tokens_are_read(queue, 
     made.algorithm = GrpoAlgorithm(Grpo())
     monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda self, batch, metrics: metrics.update(source="tokens"))
     monkeypatch.setattr(trajectory_trainer, "metrics_of_tags", lambda batch, num_gpus: {"source": "tags"})
+    monkeypatch.setattr(trajectory_trainer, "clear", lambda batch: None)
     monkeypatch.setattr(made, "_get_n_gpus_for_throughput", lambda: 1, raising=False)
     metrics: dict[str, Any] = {}
 
