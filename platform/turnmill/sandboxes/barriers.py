@@ -51,11 +51,11 @@ class Barriers:
 
     def memory_bytes(self, limits: Limits) -> int:
         """Return the memory that a task may take; its files are in memory if it has mounts of its own."""
-        return limits.memory_bytes + (self.workspace_bytes(limits) if self.own_mounts else 0)
+        return limits.memory_bytes + (self.workspace_bytes(limits.file_bytes) if self.own_mounts else 0)
 
-    def workspace_bytes(self, limits: Limits) -> int:
-        """Return the size of a workspace's own file system; beyond the limit on files the monitor ends a task."""
-        return int(1.1 * limits.file_bytes)
+    def workspace_bytes(self, file_bytes: int) -> int:
+        """Return the size of a workspace's own file system: above the limit on files, where the monitor ends a task."""
+        return int(1.1 * file_bytes)
 
     @property
     def permissions(self) -> Permissions:

@@ -8,11 +8,13 @@ no bytes of a task are read here; after a task where that cannot be avoided, the
 import os
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
 
 from turnmill.core import forking
 from turnmill.sandboxes import kernel, processes, wire, workspaces
+from turnmill.sandboxes.base import Limits
 from turnmill.sandboxes.child import Pipes, SupervisorSettings, fork_child
 from turnmill.sandboxes.confinement import build_environment, confine_supervisor
 from turnmill.sandboxes.cpu_time import group_of
@@ -50,10 +52,11 @@ def supervise(
             server = PersistentTaskServer(settings, workspace.folder, workspace.user)
             while server.serve_task(connection, parent_pipe):
                 pass
-        while not persistent and _serve_task(settings, workspace, connection, parent_pipe):
-            pass
+        file_bytes = None if persistent else Limits().file_bytes
+        while file_bytes is not None:
+            file_bytes = _serve_task(settings, workspace, connection, parent_pipe, file_bytes)
         processes.kill_descendants(settings.barriers, workspace.user)
-        workspaces.remove(workspace.folder)
+        _remove(settings, workspace)
         os._exit(0)
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
@@ -61,23 +64,23 @@ def supervise(
 
 
 def _serve_task(
-    settings: SupervisorSettings, workspace: Workspace, connection: socket.socket, parent_pipe: int
-) -> bool:
-    """Prepare a process, wait for a task and run it; return True if there may be another."""
-    own_mounts, message = settings.barriers.own_mounts, None
-    if own_mounts:
-        # The size of a file system of its own comes with the task.
-        message = wire.wait_for_outline(connection, parent_pipe)
-        if message is None:
-            return False
-        mount_workspace(workspace.folder, settings.barriers.workspace_bytes(message[0].limits))
-    workspaces.create(workspace.folder, workspace.user)
-    pipes = Pipes()
-    child = fork_child(settings, workspace, pipes)
-    message = message or wire.wait_for_outline(connection, parent_pipe)
+    settings: SupervisorSettings, workspace: Workspace, connection: socket.socket, parent_pipe: int, file_bytes: int
+) -> int | None:
+    """Prepare a process, wait for a task and run it; return its limit on files, or None if there may be no other task.
+
+    A file system of the workspace's own is prepared for a limit of `file_bytes`.
+    """
+    pipes, child = _prepare(settings, workspace, file_bytes)
+    message = wire.wait_for_outline(connection, parent_pipe)
     if message is None:
-        return False
+        return None
     task, (file, *copies) = message
+    if settings.barriers.own_mounts and task.limits.file_bytes != file_bytes:
+        processes.kill_descendants(settings.barriers, workspace.user)
+        for descriptor in pipes.supervisor_ends:
+            os.close(descriptor)
+        _remove(settings, workspace)
+        pipes, child = _prepare(settings, workspace, task.limits.file_bytes)
     monitor = TaskMonitor(settings, task, file, pipes, child, workspace)
     files: list[int] = []
     try:
@@ -92,10 +95,25 @@ def _serve_task(
     except Exception as error:
         processes.kill_descendants(settings.barriers, workspace.user)
         report, may_go_on = wire.failure(error), False
-    if own_mounts:
-        kernel.unmount(workspace.folder)
-    may_go_on = workspaces.remove(workspace.folder) and may_go_on and not monitor.cancelled
+    may_go_on = _remove(settings, workspace) and may_go_on and not monitor.cancelled
     if not monitor.cancelled:
         wire.send_report(connection, replace(report, last=not may_go_on), files)
     monitor.close()
-    return may_go_on
+    return task.limits.file_bytes if may_go_on else None
+
+
+def _prepare(settings: SupervisorSettings, workspace: Workspace, file_bytes: int) -> tuple[Pipes, int]:
+    """Create a workspace, and fork the process of the next task."""
+    if settings.barriers.own_mounts:
+        mount_workspace(workspace.folder, settings.barriers.workspace_bytes(file_bytes))
+    workspaces.create(workspace.folder, workspace.user)
+    pipes = Pipes()
+    return pipes, fork_child(settings, workspace, pipes)
+
+
+def _remove(settings: SupervisorSettings, workspace: Workspace) -> bool:
+    """Delete a workspace, none of whose processes is left; return True if no names of files were read."""
+    if settings.barriers.own_mounts:
+        with suppress(OSError):  # It is not there after a task that was the last one.
+            kernel.unmount(workspace.folder)
+    return workspaces.remove(workspace.folder)
