@@ -3,7 +3,7 @@
 OMP_NUM_THREADS=1 PYTHONPATH=tests .venv/bin/python benchmarks/same_steps.py COMMIT [EXAMPLE...]
 
 Trains the first steps of each example twice, with the code of COMMIT and with that of the working tree, and compares
-all metrics but times and memory. If none differs in any digit, the hashes of the changed files go to
+all metrics of the first but times and memory. If none differs in any digit, the hashes of the changed files go to
 `benchmarks/results/same_steps.jsonl`, and `benchmarks/learning.py` takes the new files for the old ones. That is meant
 for what no example does: a GPU, a failure, another type. A change of what is learned has to be trained.
 """
@@ -69,7 +69,7 @@ def main() -> None:
         rows, differ = [], []
         for example in arguments.examples:
             was, now = (_steps(example, code, Path(runs)) for code in (old, ROOT))
-            names = [name for name in was[-1].keys() | now[-1].keys() if not OF_TIME_AND_MEMORY.search(name)]
+            names = [name for name in was[-1] if not OF_TIME_AND_MEMORY.search(name)]
             found = sorted({name for a, b in zip(was, now, strict=True) for name in names if not _same(a, b, name)})
             differ += [f"{example}: {name}" for name in found]
             rows.append((example, len(was), len(names), len(found)))
