@@ -113,7 +113,9 @@ def _prepare(settings: SupervisorSettings, workspace: Workspace, file_bytes: int
 
 def _remove(settings: SupervisorSettings, workspace: Workspace) -> bool:
     """Delete a workspace, none of whose processes is left; return True if no names of files were read."""
-    if settings.barriers.own_mounts:
-        with suppress(OSError):  # It is not there after a task that was the last one.
-            kernel.unmount(workspace.folder)
-    return workspaces.remove(workspace.folder)
+    if not settings.barriers.own_mounts:
+        return workspaces.remove(workspace.folder)
+    with suppress(OSError):  # It is not there after a task that was the last one.
+        kernel.unmount(workspace.folder)
+        os.rmdir(workspace.folder)
+    return True

@@ -149,10 +149,8 @@ def collect(path: str, max_bytes: int) -> dict[str, bytes] | None:
 def remove(path: str) -> bool:
     """Delete a workspace of any depth, all of whose processes have ended; return True if it was empty."""
     try:
-        for name in (HOME, TEMPORARY):
-            if os.path.lexists(f"{path}/{name}"):  # Else it went with a file system of its own.
-                os.rmdir(f"{path}/{name}")
-        os.rmdir(path)
+        for name in (HOME, TEMPORARY, ""):
+            os.rmdir(f"{path}/{name}")
     except OSError:
         _remove_all(path)
         return False

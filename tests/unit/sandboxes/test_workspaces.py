@@ -27,13 +27,6 @@ def nest(folder: Path, depth: int) -> None:
     os.close(current)
 
 
-def test_a_workspace_whose_file_system_is_gone_is_removed_as_an_empty_one(tmp_path):
-    (tmp_path / "workspace").mkdir()
-
-    assert remove(str(tmp_path / "workspace"))
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_workspace_has_a_home_and_a_temporary_folder(workspace):
     assert sorted(path.name for path in workspace.iterdir()) == ["home", "tmp"]
     assert workspace.stat().st_mode & 0o777 == 0o700
