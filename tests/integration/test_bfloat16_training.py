@@ -13,7 +13,6 @@ EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"
 WARM_START = "model.warmStart={turns: 600, gradientSteps: 60, maxLoss: 10}"
 FSDP = ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.fsdp")
 AS_ON_GPUS = (
-    *(f"verl.{fsdp}.dtype=bfloat16" for fsdp in FSDP),
     *(f"verl.{fsdp}.mixed_precision.param_dtype=bf16" for fsdp in FSDP),
     *(f"verl.{model}.model.use_remove_padding=true" for model in ("actor_rollout_ref", "critic")),
     *(f"verl.{model}.model.enable_gradient_checkpointing=true" for model in ("actor_rollout_ref", "critic")),
