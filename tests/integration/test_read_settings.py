@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from support import setting_reads
-from support.training_runs import TrainingRun
+from support.training_runs import TOOL_JOB, TrainingRun
 from turnmill.runs.fork_server.launcher import INTERPRETER
 from turnmill.training.verl import known_settings
 from turnmill.training.verl.config import compose_defaults
@@ -15,30 +15,20 @@ from turnmill.training.verl.ineffective_settings import needs_another
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 # With what makes verl read most: a critic, a reference, an entropy, a validation and a checkpoint.
-JOB = """
-apiVersion: turnmill.dev/v1alpha1
-kind: AgentTrainingJob
-metadata: {name: small-tools}
-spec:
-  model: {warmStart: {turns: 600, gradientSteps: 60, maxLoss: 10}}
-  agent:
-    {type: tool, stopTokens: ["</python>"], groupSize: 4, minTurns: 1, maxPromptLength: 32, maxResponseLength: 64,
-     maxActionLength: 16, maxObsLength: 16, toolCallMaxRetries: 20}
-  environment: {name: "support.tasks:CoinFlips"}
-  algorithm: {type: ppo, kl: {coefficient: 0.01, in: loss}, minibatchTasks: 2, entropyCoefficient: 0.001}
-  training: {steps: 1, tasksPerStep: 4, checkpointEvery: 1, validation: {episodes: 4, samples: 4, temperature: 1}}
-  resources: {device: cpu}
-"""
+SETTINGS = (
+    *("algorithm.type=ppo", "algorithm.kl.in=loss", "algorithm.entropyCoefficient=0.001", "training.steps=1"),
+    "training.validation={episodes: 4, samples: 4, temperature: 1}",
+)
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory, interpreter_with_imports: Path) -> Iterator[TrainingRun]:
     """Return a run that has ended, whose reads are in the folder `reads` beside its own."""
     folder = tmp_path_factory.mktemp("watched")
-    (folder / "job.yaml").write_text(JOB)
+    (folder / "job.yaml").write_text(TOOL_JOB)
     variables = setting_reads.variables(folder / "reads") | {INTERPRETER: str(interpreter_with_imports)}
     with TrainingRun(folder / "job.yaml", folder / "run", variables) as run:
-        run.train()
+        run.train(*(word for setting in SETTINGS for word in ("--set", setting)))
         yield run
 
 

@@ -70,13 +70,15 @@ class ForkSandbox:
         Raises SandboxError if it could not be run.
         """
         check(task)
+        packages, network = self._warm_packages(task), task.limits.network
+        barriers = (await self._server(packages, network=network)).barriers
         arrived = time.monotonic()
-        barriers = await self.start()
         async with self._admission.admitted(barriers.memory_bytes(task.limits)):
             waiting_seconds = time.monotonic() - arrived
             if not barriers.own_mounts:
                 require_room(self._settings.parent_folder, task.limits.file_bytes)
-            server = await self._server(self._warm_packages(task), network=task.limits.network)
+            # It may have died while the task waited.
+            server = await self._server(packages, network=network)
             return replace(await server.run(task), waiting_seconds=waiting_seconds)
 
     async def _try_barriers(self, server: ForkServerClient) -> None:
