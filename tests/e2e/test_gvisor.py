@@ -12,9 +12,6 @@ from support.team_release import TeamRelease, pod, team_release
 
 TESTS = Path(__file__).parents[1]
 ATTACKS = TESTS / "integration" / "sandboxes"
-LOCKS = "locks ranges of files without end"
-"""gVisor tells nobody about locks: a task's limit on CPU time is all that bounds their number."""
-
 MISSING = why_no_program("helm")
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
@@ -74,5 +71,4 @@ def test_attacks_fail_under_gvisor(namespace: Namespace):
 
     findings = json.loads(output.splitlines()[-1])
     assert findings.pop("afterwards")["works"]
-    succeeded = {name for name, finding in findings.items() if finding["succeeded"]}
-    assert succeeded == {LOCKS}
+    assert not {name for name, finding in findings.items() if finding["succeeded"]}

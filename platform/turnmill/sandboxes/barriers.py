@@ -67,4 +67,5 @@ class Barriers:
             truncate=self.landlock_abi >= 3 or self.own_user,
             first_process=not self.own_mounts,
             timers=not self.own_mounts,
+            locks=not self.own_mounts,
         )

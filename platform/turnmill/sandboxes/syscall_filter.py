@@ -30,7 +30,7 @@ _AF_UNIX, _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_DGRAM, _SOCK_TYPE = 1, 2, 10,
 _TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP = 0x5412, 0x541C, 0x8901, 0x8902
 _FS_IOC_RESVSP, _FS_IOC_RESVSP64, _FS_IOC_ZERO_RANGE = 0x40305828, 0x4030582A, 0x40305839
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETPIPE_SZ = 8, 10, 15, 1031
-_F_OFD_SETLK, _F_OFD_SETLKW = 37, 38
+_F_SETLK, _F_SETLKW, _F_OFD_SETLK, _F_OFD_SETLKW = 6, 7, 37, 38
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 4, 22
 _RLIMIT_CORE = 4
 _FILE_TYPE, _CHARACTERS, _BLOCKS = 0xF000, 0x2000, 0x6000
@@ -67,6 +67,9 @@ class Permissions:
 
     timers: bool = True
     """The kernel limits the number of timers; gVisor does not."""
+
+    locks: bool = True
+    """The kernel lists locks on ranges of files, so that they count as memory; gVisor does not."""
 
 
 def build_filter(permissions: Permissions, own_pid: int, machine: str | None = None) -> bytes:
@@ -214,6 +217,10 @@ def _blocks(permissions: Permissions, own_pid: int) -> dict[str, list[Instructio
         blocks["pidfd_open"] = _refuse_values(0, 1)
     if not permissions.timers:
         blocks["timer_create"] = [_refuse(errno.ENOSYS)]  # Programs then use `setitimer`, of which there is one.
+    if not permissions.locks:
+        # They seem to succeed, as SQLite opens no database without them. `flock` has one lock per open file.
+        lock_nothing = [_load_argument(1), (_JUMP_EQUAL, 1, 0, _F_SETLK), (_JUMP_EQUAL, 0, 1, _F_SETLKW), _refuse(0)]
+        blocks["fcntl"] = [*lock_nothing, *blocks["fcntl"]]
     if not permissions.signals:
         blocks["pidfd_open"] = blocks["pidfd_send_signal"] = blocks["tkill"] = refuse
         for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
@@ -261,7 +268,6 @@ def _require(value: int) -> list[Instruction]:
 
 
 def _refuse_values(argument: int, *values: int) -> list[Instruction]:
-    checks: list[Instruction] = []
-    for value in values:
-        checks += [(_JUMP_EQUAL, 0, 1, value), _refuse(errno.EPERM)]
-    return [_load_argument(argument), *checks, *_allow()]
+    last = len(values) - 1
+    checks = [(_JUMP_EQUAL, last - index, int(index == last), value) for index, value in enumerate(values)]
+    return [_load_argument(argument), *checks, _refuse(errno.EPERM), *_allow()]

@@ -51,6 +51,15 @@ print(ctypes.addressof(b), flush=True)
 while True: time.sleep(1)
 """
 
+USE_OF_A_DATABASE = """
+import sqlite3
+with sqlite3.connect("database") as database:
+    database.execute("create table numbers (number)")
+    database.executemany("insert into numbers values (?)", [(number,) for number in range(100)])
+print(sqlite3.connect("database").execute("select sum(number) from numbers").fetchall())
+"""
+"""SQLite locks ranges of its file."""
+
 
 class Scene:
     """The targets of an attack: files, a neighbour task, a victim process and sockets, all of the server's user."""
@@ -354,9 +363,11 @@ async def run_all_in_sandbox() -> dict[str, dict[str, object]]:
             findings[attack.name] = {"succeeded": succeeded, "report": report}
         with many_threads():
             after = await sandbox.run(SandboxTask(Command(("sh", "-c", "echo well & wait"))))
+        database = await sandbox.run(SandboxTask(Python(USE_OF_A_DATABASE)))
     finally:
         await sandbox.close()
-    findings["afterwards"] = {"barriers": repr(barriers), "works": after.stdout == b"well\n", "left": sandbox_folders()}
+    works = (after.stdout, database.stdout) == (b"well\n", b"[(4950,)]\n")
+    findings["afterwards"] = {"barriers": repr(barriers), "works": works, "left": sandbox_folders()}
     return findings
 
 

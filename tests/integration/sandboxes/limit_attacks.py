@@ -108,12 +108,13 @@ LIMIT_ATTACKS = [
         "    return x, kept\n"
         "hold(2, work)",
     ),
+    # The kernel gives a user 16,384 pages in pipes of this size, all programs of the machine together.
     _holds(
         "holds memory in many pipes",
-        "x = bytearray(b'x') * (225 * M)\n"
+        "x = bytearray(b'x') * (240 * M)\n"
         "def work():\n"
         "    kept = []\n"
-        "    for _ in range(110): r, w = os.pipe(); os.write(w, b'x' * 4096 * 16); kept.append((r, w))\n"
+        "    for _ in range(80): r, w = os.pipe(); os.write(w, b'x' * 4096 * 16); kept.append((r, w))\n"
         "    return kept\n"
         "hold(8, work)",
     ),
@@ -185,7 +186,11 @@ LIMIT_ATTACKS = [
         "for n in range(10):\n"
         "    f = os.open(f'f{n}', os.O_RDWR | os.O_CREAT)\n"
         "    for k in range(1000): fcntl.lockf(f, fcntl.LOCK_EX, 1, 2 * k)\n"
-        "hold(1, lambda: None)",
+        "def work():\n"
+        "    try: fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+        "    except OSError: return\n"
+        "    raise ValueError('nothing is locked')\n"
+        "hold(1, work)",
     ),
     _holds(
         "locks ranges of open files",

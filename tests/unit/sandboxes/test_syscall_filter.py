@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import itertools
 import socket
 import stat
@@ -291,3 +292,13 @@ def test_files_may_be_pipes_but_no_devices(machine):
 def test_timers_need_a_kernel_that_limits_them(machine):
     assert judge("timer_create", 1, machine=machine) == ALLOWED
     assert judge("timer_create", 1, machine=machine, timers=False) == errno.ENOSYS
+
+
+@MACHINES
+def test_locks_on_ranges_need_a_kernel_that_lists_them(machine):
+    for operation in (fcntl.F_SETLK, fcntl.F_SETLKW):
+        assert judge("fcntl", 5, operation, machine=machine) == ALLOWED
+        assert judge("fcntl", 5, operation, machine=machine, locks=False) == 0
+
+    assert judge("fcntl", 5, fcntl.F_GETFL, machine=machine, locks=False) == ALLOWED
+    assert judge("fcntl", 5, syscall_filter._F_OFD_SETLK, machine=machine, locks=False) == errno.EPERM
