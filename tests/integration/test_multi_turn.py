@@ -534,13 +534,18 @@ def test_verl_is_told_that_there_are_turns_and_how_long_rows_are(tmp_path: Path)
 
 
 @pytest.mark.feature("verl's multi-turn", "user-defined loops and managers")
-def test_the_job_selects_the_manager_class(tmp_path: Path):
-    named = conversation_job(tmp_path / "tasks.jsonl", agentLoopManagerClass="support.verl_loops.ReversingManager")
+@pytest.mark.parametrize(
+    ("chosen", "manager"),
+    [({"agentLoopManagerClass": "support.verl_loops.ReversingManager"}, verl_loops.ReversingManager),
+     ({}, MultiTurnManager)],
+)  # fmt: skip
+def test_the_job_selects_the_manager_class(tmp_path: Path, chosen: dict[str, str], manager: type):
+    job = conversation_job(tmp_path / "tasks.jsonl", **chosen)
+    kind = agent_kind(job.spec.agent)
 
-    default = conversation_job(tmp_path / "tasks.jsonl")
-
-    assert agent_kind(named.spec.agent).manager_class(named) is verl_loops.ReversingManager
-    assert agent_kind(default.spec.agent).manager_class(default) is MultiTurnManager
+    assert kind.manager_class(job) is manager
+    path = kind.verl_settings(job)["actor_rollout_ref.rollout.agent.agent_loop_manager_class"]
+    assert path == f"{manager.__module__}.{manager.__name__}"
 
 
 @pytest.mark.parametrize(

@@ -437,8 +437,9 @@ def test_the_user_sets_the_token_limit_of_the_critic(model):
     assert omega_conf_to_dataclass(critic).ppo_infer_max_token_len_per_gpu == 4096
 
 
-def test_settings_of_the_user_override_those_of_turnmill(model):
-    setting = f"spec.verl={{{ROLLOUT}.max_num_seqs: 7, {ROLLOUT}.engine_kwargs.vllm.seed: 3}}"
+@pytest.mark.parametrize("of_vllm", ["engine_kwargs.vllm.seed: 3", "engine_kwargs: {vllm: {seed: 3}}"])
+def test_settings_of_the_user_override_those_of_turnmill(model, of_vllm):
+    setting = f"spec.verl={{{ROLLOUT}.max_num_seqs: 7, {ROLLOUT}.{of_vllm}}}"
 
     config = config_of(example("babyai-goto-cpu", model, setting), model, "cpu")
 
