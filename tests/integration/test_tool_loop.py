@@ -265,8 +265,16 @@ async def test_in_a_chat_an_unfinished_response_is_closed_before_the_observation
 
 
 @pytest.mark.feature("verl-tool", "observations as turns of a chat")
-async def test_in_a_chat_the_format_of_observations_can_be_set(new_harness, server):
-    harness = new_harness([CALL, ANSWER], server, enableMtrl=True, mtrlSep="(obs: {obs})", turnEndToken="|")
+@pytest.mark.parametrize("end", ["|", "!"])
+async def test_in_a_chat_the_format_of_observations_can_be_set(new_harness, server, end):
+    harness = new_harness([CALL, ANSWER], server, enableMtrl=True, mtrlSep="(obs: {obs})", turnEndToken=end)
+
+    assert text_of(await harness.play()) == f"{CALL}{end}(obs: [2]){ANSWER}"
+
+
+async def test_in_a_chat_a_response_that_has_ended_its_turn_is_not_closed_again(new_harness, server):
+    harness = new_harness([f"{CALL}|", ANSWER], server, enableMtrl=True, mtrlSep="(obs: {obs})", turnEndToken="|",
+                          stopTokens=[])  # fmt: skip
 
     assert text_of(await harness.play()) == f"{CALL}|(obs: [2]){ANSWER}"
 
@@ -630,6 +638,19 @@ async def test_a_call_to_a_server_that_hangs_is_retried_on_another_one(new_harne
     assert text_of(result) == f"{CALL}[2]{ANSWER}"
     # The retried call has the same call_id, so it takes effect once.
     assert hanging.calls[0]["call_id"] == "turn-0"
+
+
+async def test_the_error_of_a_server_that_takes_no_call_says_why():
+    silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    host, port = silent.sockets[0].getsockname()
+    unheard = {f"http://{host}:{port}": "/health: TimeoutError$", dead_port(): "/health: Cannot connect to host"}
+    settings = {"timeout_seconds": 0.5, "max_retries": 0, "max_connections": 1}
+
+    async with silent:
+        for url, reason in unheard.items():
+            async with ToolServerClient(parse_urls(url), **settings) as caller:
+                with pytest.raises(ToolCallError, match=reason):
+                    await caller.call(ToolRequest("t", CALL))
 
 
 @pytest.mark.parametrize(
