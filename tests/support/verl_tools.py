@@ -81,7 +81,7 @@ class Scales(BaseTool):
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[Any, float | None, dict[str, Any]]:
-        """Return the weight, or `text`, with a reward up to 100; a negative weight is a bug, zero a failed connection."""
+        """Return the weight, or `text`, rewarded up to 100; a negative weight is a bug, zero a failed connection."""
         self.calls.append(f"execute {parameters}")
         if parameters.get("weight", 0) < 0:
             raise ValueError("too light")
