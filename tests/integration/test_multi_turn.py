@@ -615,7 +615,6 @@ async def test_every_output_of_a_trajectory_is_a_row_in_the_queue(
 # ---- rewards ----
 
 
-@pytest.mark.feature("verl's multi-turn", "several samples per validation task")
 @pytest.mark.parametrize(
     ("samples", "loop", "vote"),
     [(2, "tool_agent", "It is done"), (2, "twice", "again"), (1, "tool_agent", None), (1, "twice", None)],
