@@ -82,6 +82,20 @@ def test_verl_accepts_the_gpu_examples_on_a_cpu(name, model):
     require_verl_accepts(config_of(example(name, model), model, "cpu"))
 
 
+def test_everything_is_computed_in_float32_on_a_cpu(model):
+    config = config_of(example("babyai-goto-cpu", model), model, "cpu")
+
+    engines = [
+        omega_conf_to_dataclass(config.actor_rollout_ref.actor).fsdp_config,
+        omega_conf_to_dataclass(OmegaConf.select(config, "actor_rollout_ref.ref.fsdp_config")),
+        omega_conf_to_dataclass(config.critic).fsdp,
+    ]
+    assert [engine.dtype for engine in engines] == ["float32"] * 3
+    assert [engine.mixed_precision["param_dtype"] for engine in engines] == ["fp32"] * 3
+    assert not any(engine.use_torch_compile for engine in engines)
+    assert config.actor_rollout_ref.rollout.dtype == "float32"
+
+
 @pytest.mark.parametrize(
     ("algorithm", "estimator", "critic"),
     [

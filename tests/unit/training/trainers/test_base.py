@@ -1,22 +1,27 @@
 """The beginning of a run and its validations, on trainers without verl."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import FixedKLController
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1 import PPOTrainer
 
 from support.jobs import tool_job
 from turnmill.jobs import parse_job
 from turnmill.observability.progress import read_progress
+from turnmill.training import checkpoints
 from turnmill.training.checkpoints import Checkpoint, RunState
 from turnmill.training.dataset import TaskRows
 from turnmill.training.recorder import RunRecorder
 from turnmill.training.trainers import base
 from turnmill.training.trainers.base import RunTrainer
+from turnmill.training.verl.workers import CriticWorker, PolicyWorker
 
 
 class Queue:
@@ -75,6 +80,46 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     made = Queue()
     monkeypatch.setattr(base, "tq", made)
     return made
+
+
+@pytest.mark.parametrize("steps", [(), (10,), (10, 20)])
+def test_an_attempt_resumes_from_the_newest_complete_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps: tuple[int, ...]
+):
+    def init(self: RunTrainer, config: DictConfig) -> None:
+        self.replay_buffer = SimpleNamespace()
+
+    monkeypatch.setattr(PPOTrainer, "__init__", init)
+    root = tmp_path / "checkpoints"
+    for step in (*steps, 30):
+        checkpoints.folder_of(root, step).mkdir(parents=True)
+    for step in steps:
+        checkpoints.complete(root, RunState(step, (), 0.0), keep=2)
+    run = {"job": parse_job(tool_job()).model_dump_json(by_alias=True), "run_dir": str(tmp_path)}
+    config = OmegaConf.create({"turnmill": run, "trainer": {"device": "cpu", "resume_mode": "disable"}})
+
+    RunTrainer(config)
+
+    resumed = {
+        "resume_mode": "resume_path",
+        "resume_from_path": str(checkpoints.folder_of(root, max(steps, default=0))),
+    }
+    assert config.trainer == ({"device": "cpu"} | (resumed if steps else {"resume_mode": "disable"}))
+
+
+def test_every_role_of_the_training_has_workers_of_turnmill(queue, monkeypatch, tmp_path):
+    def init(self: RunTrainer) -> None:
+        self.mapping, self.resource_pool_manager = {}, SimpleNamespace(resource_pool_spec={})
+        self.role_worker_mapping = dict.fromkeys([Role.ActorRolloutRef, Role.Critic], "verl's own")
+
+    monkeypatch.setattr(PPOTrainer, "_init_resource_pool_mgr", init)
+    trainer = Trainer(tmp_path, queue, step=1)
+
+    trainer._init_resource_pool_mgr()
+
+    workers = {role: made.__ray_metadata__.modified_class for role, made in trainer.role_worker_mapping.items()}
+    assert issubclass(workers[Role.ActorRolloutRef], PolicyWorker)
+    assert issubclass(workers[Role.Critic], CriticWorker)
 
 
 def validations(trainer: Trainer) -> list[tuple[int, float]]:
