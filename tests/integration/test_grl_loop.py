@@ -282,6 +282,21 @@ async def test_an_agent_that_raises_fails_only_its_own_episode(new_harness, how:
     assert (record.stop_reason, record.environment_name) == ("failed", "counter")
 
 
+@pytest.mark.feature("GRL", "mask")
+@pytest.mark.parametrize("loss_mask", ["assistant", "after_system"])
+async def test_the_log_says_which_tokens_of_a_turn_are_trained_on(new_harness, loss_mask):
+    harness = new_harness([ONE, THREE], lossMask=loss_mask)
+
+    await harness.play()
+
+    first, last = harness.logged()
+    num_observed = len(first.observation_ids)
+    assert num_observed > 0
+    # Without a mask, it is the response alone.
+    everything = [(len(first.response_ids) + num_observed,), (len(last.response_ids),)]
+    assert [first.mask, last.mask] == (everything if loss_mask == "after_system" else [(), ()])
+
+
 async def test_the_turns_of_an_episode_are_logged(new_harness):
     harness = new_harness([response_text("1", "fly") + END, THREE])
 

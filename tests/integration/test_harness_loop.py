@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -135,6 +136,10 @@ async def test_a_programs_conversation_is_one_row_with_its_reward(begin: Begin):
     (verl_row,) = episode_rows(result.rows, result.summary)
     assert count_unsampled_tokens([(verl_row.response_ids, verl_row.response_mask)], result.summary.sampled_tokens) == 0
     assert sum(verl_row.response_mask) == len("one" + "two" + "three") + 3
+    metrics = result.summary.metrics
+    assert metrics["traj_actions_length"] == len("one" + "two" + "three") + 3
+    # What the program added, in its turn of the chat: both have eight characters with their tags.
+    assert metrics["traj_obs_length"] == len(row.response) - metrics["traj_actions_length"]
     records = list(TrajectoryLog(loop.folder).read_turns(validation=False))
     assert [record.response for record in records] == [f"one{END}", f"two{END}", f"three{END}"]
     assert [record.done for record in records] == [False, False, True]
@@ -299,6 +304,18 @@ except urllib.error.HTTPError as error:
     result = await played(loop, session_id=1)
 
     assert result.summary.num_turns == 1
+
+
+async def test_a_closed_loop_has_no_gateway(begin: Begin):
+    loop, unused = begin(THREE_TURNS), begin(THREE_TURNS)
+    await played(loop)
+    address = urlsplit(loop._serve().url)
+
+    await loop.close()
+    await unused.close()
+
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(address.hostname, address.port)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from turnmill.core.trajectory import EpisodeFailure
 from turnmill.rollout.multi_turn.worker import MultiTurnManager, MultiTurnWorker, manager_class
 from turnmill.rollout.token_integrity import count_unsampled_tokens
 from turnmill.testing.agent_loops import END, TOKENIZER
-from turnmill.testing.conversations import FORGETS, ConversationHarness, conversation_job, summary_of
+from turnmill.testing.conversations import FORGETS, THINKS, ConversationHarness, conversation_job, summary_of
 from turnmill.testing.policies import LOG_PROB
 from turnmill.training.agent_kinds import agent_kind
 from turnmill.training.agent_kinds.multi_turn import existing_file
@@ -48,12 +48,14 @@ def new_harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     (tmp_path / "functions.py").write_text(FUNCTIONS_FILE)
 
     def make(
-        script: Any, *tasks: dict[str, Any], template: str | None = None, reward: str | None = None, **agent: Any
-    ) -> ConversationHarness:
+        script: Any, *tasks: dict[str, Any], template: str | None = None, reward: str | None = None,
+        validation_samples: int = 0, verl: dict[str, Any] | None = None, **agent: Any,
+    ) -> ConversationHarness:  # fmt: skip
         rows = [TASK | task for task in tasks or ({},)]
         (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         paths = {name: str(tmp_path / agent.get(name, file)) for name, file in PATHS.items()}
-        job = conversation_job(tmp_path / "tasks.jsonl", reward=reward, **(agent | paths))
+        job = conversation_job(tmp_path / "tasks.jsonl", reward=reward, validation_samples=validation_samples,
+                               verl=verl, **(agent | paths))  # fmt: skip
         return ConversationHarness(tmp_path, script, job, **({"template": template} if template else {}))
 
     return make
@@ -111,6 +113,23 @@ async def test_without_filtering_overlong_prompts_lose_their_beginning(new_harne
     assert len(harness.prompts[0]) < 90
 
 
+@pytest.mark.feature("verl's multi-turn", "filtering of overlong prompts")
+@pytest.mark.parametrize("settings", [{"style": "s" * 60}, None])
+async def test_the_settings_of_the_chat_template_count_for_the_length_of_a_prompt(
+    new_harness: Make, settings: dict[str, str] | None
+):
+    tasks = [{"prompt": [{"role": "user", "content": letter * length}]} for letter, length in (("a", 90), ("b", 10))]
+    limits = {"maxPromptLength": 190, "maxResponseLength": 200, "filterOverlongPrompts": True}
+    harness = new_harness(lambda _: DONE, *tasks, template=THINKS + "{{- style or '' }}", **limits,
+                          verl={"data.apply_chat_template_kwargs": settings})  # fmt: skip
+
+    for number in range(4):
+        await harness.play(task=0, step=number + 1)
+
+    asked = {prompt.split("user\n")[1][0] for prompt in harness.prompts}
+    assert asked == ({"b"} if settings else {"a", "b"})
+
+
 async def test_a_data_set_of_overlong_prompts_only_is_refused(new_harness: Make):
     with pytest.raises(
         SettingsError, match=r"filterOverlongPrompts: all prompts of .*tasks\.jsonl are too long\. Raise"
@@ -154,6 +173,17 @@ async def test_sync_and_async_functions_are_tools_with_or_without_a_given_name(n
     assert "<tool_response>\nbye\n</tool_response>" in harness.prompts[2]
     metrics = summary_of(row).metrics
     assert (metrics["tool_avg_loud"], metrics["num_tool_calls"], metrics["tool_call_success"]) == (1, 2, 1)
+
+
+@pytest.mark.parametrize(("weights", "mean"), [([3, 3], 0.5), ([3, 101], 0.5), ([101], None)])
+async def test_the_rewards_of_tools_are_measured_where_they_give_some(
+    new_harness: Make, weights: list[int], mean: float | None
+):
+    harness = new_harness([*(call("weigh", weight=weight) + END for weight in weights), DONE])
+
+    (row,) = await harness.play()
+
+    assert summary_of(row).metrics.get("per_reward_from_tool") == mean
 
 
 @pytest.mark.feature("verl's multi-turn", "name collisions")
@@ -447,7 +477,7 @@ async def test_user_defined_loops_come_from_a_file_and_may_return_several_output
     assert (text(harness, first), text(harness, last)) == ("one" + END, "two" + END)
     # The loop sets the reward of its last output; all rows of a trajectory have it.
     assert (first.reward_score, last.reward_score) == (0.25, 0.25)
-    assert last.extra_fields["reward_extra_info"] == {"word": "again"}
+    assert last.extra_fields["reward_extra_info"] == {"pred": "again"}
 
 
 async def test_a_loop_with_a_reward_that_is_not_finite_fails_the_trajectory(
@@ -534,13 +564,18 @@ def test_verl_is_told_that_there_are_turns_and_how_long_rows_are(tmp_path: Path)
 
 
 @pytest.mark.feature("verl's multi-turn", "user-defined loops and managers")
-def test_the_job_selects_the_manager_class(tmp_path: Path):
-    named = conversation_job(tmp_path / "tasks.jsonl", agentLoopManagerClass="support.verl_loops.ReversingManager")
+@pytest.mark.parametrize(
+    ("chosen", "manager"),
+    [({"agentLoopManagerClass": "support.verl_loops.ReversingManager"}, verl_loops.ReversingManager),
+     ({}, MultiTurnManager)],
+)  # fmt: skip
+def test_the_job_selects_the_manager_class(tmp_path: Path, chosen: dict[str, str], manager: type):
+    job = conversation_job(tmp_path / "tasks.jsonl", **chosen)
+    kind = agent_kind(job.spec.agent)
 
-    default = conversation_job(tmp_path / "tasks.jsonl")
-
-    assert agent_kind(named.spec.agent).manager_class(named) is verl_loops.ReversingManager
-    assert agent_kind(default.spec.agent).manager_class(default) is MultiTurnManager
+    assert kind.manager_class(job) is manager
+    path = kind.verl_settings(job)["actor_rollout_ref.rollout.agent.agent_loop_manager_class"]
+    assert path == f"{manager.__module__}.{manager.__name__}"
 
 
 @pytest.mark.parametrize(
@@ -578,6 +613,22 @@ async def test_every_output_of_a_trajectory_is_a_row_in_the_queue(
 
 
 # ---- rewards ----
+
+
+@pytest.mark.parametrize(
+    ("samples", "loop", "vote"),
+    [(2, "tool_agent", "It is done"), (2, "twice", "again"), (1, "tool_agent", None), (1, "twice", None)],
+)
+async def test_a_sample_of_a_validation_votes_as_its_loop_says_or_as_its_reward_reads_it(
+    new_harness: Make, tmp_path: Path, samples: int, loop: str, vote: str | None
+):
+    (tmp_path / "loops.yaml").write_text(OWN_LOOPS)
+    harness = new_harness([DONE, DONE], {}, {}, reward="exact_match", validation_samples=samples,
+                          agentLoopConfigPath=str(tmp_path / "loops.yaml"), defaultAgentLoop=loop)  # fmt: skip
+
+    rows = await harness.play(validate=True)
+
+    assert [summary_of(row).prediction for row in rows] == [vote] * len(rows)
 
 
 async def test_verls_reward_is_selected_by_the_data_source(new_harness: Make):

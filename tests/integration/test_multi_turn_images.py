@@ -14,6 +14,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from support.verl_tools import CAMERA_FILE
 from support.vision import VisionModel, tiny_vision_model
 from turnmill.core.trajectory import EpisodeFailure
+from turnmill.rollout.multi_turn.prompt_length import prompt_length
 from turnmill.testing.agent_loops import END
 from turnmill.testing.conversations import ConversationHarness, conversation_job
 
@@ -112,6 +113,18 @@ async def test_pictures_of_a_task_are_placed_as_in_its_prompt(new_harness):
     assert harness.policy.images == [1, 2]
     assert f"Look: {IMAGE}" in harness.prompts[0]
     assert [picture.size for picture in row.multi_modal_data["images"]] == [(70, 70), (64, 64)]
+
+
+@pytest.mark.feature("verl's multi-turn", "filtering of overlong prompts")
+@pytest.mark.parametrize("image", ["blue", None])
+async def test_the_length_of_a_prompt_is_that_which_the_policy_reads_with_its_picture(new_harness, image):
+    harness = new_harness([DONE], image=image)
+
+    (row,) = await harness.play()
+
+    worker = harness.worker
+    task = worker.sources.training.training(0)
+    assert prompt_length(task, worker.tools, worker.tokenizer, worker.processor, {}) == len(row.prompt_ids)
 
 
 @pytest.mark.feature("verl's multi-turn", "pictures of a task")

@@ -632,6 +632,19 @@ async def test_a_call_to_a_server_that_hangs_is_retried_on_another_one(new_harne
     assert hanging.calls[0]["call_id"] == "turn-0"
 
 
+async def test_the_error_of_a_server_that_takes_no_call_says_why():
+    silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    host, port = silent.sockets[0].getsockname()
+    unheard = {f"http://{host}:{port}": "/health: TimeoutError$", dead_port(): "/health: Cannot connect to host"}
+    settings = {"timeout_seconds": 0.5, "max_retries": 0, "max_connections": 1}
+
+    async with silent:
+        for url, reason in unheard.items():
+            async with ToolServerClient(parse_urls(url), **settings) as caller:
+                with pytest.raises(ToolCallError, match=reason):
+                    await caller.call(ToolRequest("t", CALL))
+
+
 @pytest.mark.parametrize(
     ("answer", "cause", "tries"),
     [

@@ -11,7 +11,7 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.rollout.queue_payload import decode
 from turnmill.rollout.token_integrity import token_checksum
 from turnmill.rollout.verlog.turn_loop import MAX_FAILURES_IN_A_ROW
-from turnmill.testing.agent_loops import TOKENIZER, TurnLoopHarness, job_of
+from turnmill.testing.agent_loops import END, TOKENIZER, TurnLoopHarness, job_of
 from turnmill.testing.policies import LOG_PROB
 
 MISBEHAVE, LOOK, WIN = "ACTION: misbehave", "ACTION: look", "ACTION: win"
@@ -81,6 +81,16 @@ async def test_the_trained_tokens_are_the_sampled_tokens(new_harness):
         assert tuple(row.prompt_ids) == request.prompt_ids
         assert TOKENIZER.decode(row.response_ids) == answer
         assert row.response_logprobs == [LOG_PROB] * len(answer)
+
+
+async def test_the_environment_reads_a_response_without_its_end(new_harness):
+    harness = new_harness([LOOK + END, WIN + END, LOOK + END])
+
+    rows = await harness.play()
+
+    assert [TOKENIZER.decode(row.response_ids) for row in rows[:3]] == [LOOK + END, WIN + END, LOOK + END]
+    assert [turn.response for turn in harness.logged()] == [LOOK, WIN, LOOK]
+    assert turns(rows, "valid") == [True] * 3
 
 
 async def test_rows_carry_the_checksum_of_their_sampled_tokens_and_their_times(new_harness):

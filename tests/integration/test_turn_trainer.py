@@ -18,6 +18,7 @@ from verl.trainer.ppo.core_algos import get_kl_controller
 from support.jobs import job
 from support.models import model_without_weights
 from support.row_queue import RowQueue
+from turnmill.core.errors import RunFailedError
 from turnmill.core.trajectory import SegmentMetadata, TurnMetadata
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
@@ -299,6 +300,20 @@ def test_bootstrap_rows_and_padding_are_not_learned_from(queue, new_trainer):
     learned_from = {key for key, row in queue.rows.items() if "advantages" in row}
     assert learned_from == {key_of(place) for place in rows if place[1] < NUM_TURNS}
     assert metrics["turnmill/turns"] == NUM_TURNS * len(LENGTHS)
+
+
+def test_a_step_without_the_rows_of_every_segment_ends_the_run_with_the_failure_of_the_rollout(queue, new_trainer):
+    add(queue, rows_of_a_step(), with_reference=False)
+    trainer, batch = new_trainer(), queue.meta()
+
+    trainer._require_all_segments(batch)
+    del batch.keys[-1], batch.tags[-1]
+    with pytest.raises(RunFailedError, match="Step 1 got 14 rows of 15: agent loops ended early"):
+        trainer._require_all_segments(batch)
+
+    RunFolder(trainer.run_dir).write_failure(RunFailedError("The environment is gone.", "environment"))
+    with pytest.raises(RunFailedError, match=r"The environment is gone\."):
+        trainer._require_all_segments(batch)
 
 
 @pytest.mark.parametrize(

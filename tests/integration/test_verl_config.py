@@ -82,6 +82,20 @@ def test_verl_accepts_the_gpu_examples_on_a_cpu(name, model):
     require_verl_accepts(config_of(example(name, model), model, "cpu"))
 
 
+def test_everything_is_computed_in_float32_on_a_cpu(model):
+    config = config_of(example("babyai-goto-cpu", model), model, "cpu")
+
+    engines = [
+        omega_conf_to_dataclass(config.actor_rollout_ref.actor).fsdp_config,
+        omega_conf_to_dataclass(OmegaConf.select(config, "actor_rollout_ref.ref.fsdp_config")),
+        omega_conf_to_dataclass(config.critic).fsdp,
+    ]
+    assert [engine.dtype for engine in engines] == ["float32"] * 3
+    assert [engine.mixed_precision["param_dtype"] for engine in engines] == ["fp32"] * 3
+    assert not any(engine.use_torch_compile for engine in engines)
+    assert config.actor_rollout_ref.rollout.dtype == "float32"
+
+
 @pytest.mark.parametrize(
     ("algorithm", "estimator", "critic"),
     [
@@ -437,8 +451,9 @@ def test_the_user_sets_the_token_limit_of_the_critic(model):
     assert omega_conf_to_dataclass(critic).ppo_infer_max_token_len_per_gpu == 4096
 
 
-def test_settings_of_the_user_override_those_of_turnmill(model):
-    setting = f"spec.verl={{{ROLLOUT}.max_num_seqs: 7, {ROLLOUT}.engine_kwargs.vllm.seed: 3}}"
+@pytest.mark.parametrize("of_vllm", ["engine_kwargs.vllm.seed: 3", "engine_kwargs: {vllm: {seed: 3}}"])
+def test_settings_of_the_user_override_those_of_turnmill(model, of_vllm):
+    setting = f"spec.verl={{{ROLLOUT}.max_num_seqs: 7, {ROLLOUT}.{of_vllm}}}"
 
     config = config_of(example("babyai-goto-cpu", model, setting), model, "cpu")
 

@@ -22,7 +22,7 @@ class TwoResponses(AgentLoopBase):
         """Return two outputs; the last one has the reward."""
         first, last = [await self._generate(sampling_params, row["raw_prompt"]) for _ in range(2)]
         last.reward_score = self.reward
-        last.extra_fields["reward_extra_info"] = {"word": self.word}
+        last.extra_fields["reward_extra_info"] = {"pred": self.word}
         return [first, last]
 
     async def _generate(self, sampling_params: dict[str, Any], messages: list[dict[str, Any]]) -> AgentLoopOutput:

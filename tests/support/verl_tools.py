@@ -80,15 +80,15 @@ class Scales(BaseTool):
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
-    ) -> tuple[Any, float, dict[str, Any]]:
-        """Return the weight, or `text`; a negative weight is a bug and zero a failed connection."""
+    ) -> tuple[Any, float | None, dict[str, Any]]:
+        """Return the weight, or `text`, rewarded up to 100; a negative weight is a bug, zero a failed connection."""
         self.calls.append(f"execute {parameters}")
         if parameters.get("weight", 0) < 0:
             raise ValueError("too light")
         if parameters.get("weight") == 0:
             raise ConnectionRefusedError("the scales are unavailable")
         text = parameters.get("text") or f"{parameters['weight']} {instance_id}"
-        return ToolResponse(text=text), 0.5, {"n": 1}
+        return ToolResponse(text=text), 0.5 if parameters.get("weight", 0) <= 100 else None, {"n": 1}
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         """Release the instance."""

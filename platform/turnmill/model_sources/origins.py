@@ -124,7 +124,7 @@ def _from_http(url: str, place: Path) -> None:
                 for chunk in response.iter_raw():
                     file.write(chunk)
     except httpx.HTTPError as error:
-        raise OSError(f"{url} was not read to its end: {error or type(error).__name__}") from error
+        raise OSError(f"{url} was not read to its end: {str(error) or type(error).__name__}") from error
 
 
 def _from_object_store(url: str, folder: Path) -> None:

@@ -109,6 +109,7 @@ def job_of(
     environment: Mapping[str, object] | None,
     *,
     algorithm: Mapping[str, object] | None = None,
+    verl: Mapping[str, object] | None = None,
     **training: object,
 ) -> AgentTrainingJob:
     """Return a job of one step."""
@@ -123,7 +124,7 @@ def job_of(
             "apiVersion": "turnmill.dev/v1alpha1",
             "kind": "AgentTrainingJob",
             "metadata": {"name": "played"},
-            "spec": spec | ({"algorithm": algorithm} if algorithm else {}),
+            "spec": spec | ({"algorithm": algorithm} if algorithm else {}) | ({"verl": verl} if verl else {}),
         }
     )
 

@@ -1,5 +1,6 @@
 """Harness that runs verl's agent loops in verl's own worker, without a trainer and with a scripted policy."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -100,16 +101,25 @@ class ConversationHarness:
         return list(TrajectoryLog(self.folder).read_turns(validation=False))
 
 
-def conversation_job(tasks: Path, *, reward: str | None = None, **agent: object) -> AgentTrainingJob:
-    """Return a job of one step whose tasks are the rows of a file."""
+def conversation_job(
+    tasks: Path,
+    *,
+    reward: str | None = None,
+    validation_samples: int = 0,
+    verl: Mapping[str, object] | None = None,
+    **agent: object,
+) -> AgentTrainingJob:
+    """Return a job of one step whose tasks are the rows of a file; with samples, one of them is for validations."""
     reward = reward or "turnmill.testing.conversations:says_done"
-    options = {"path": str(tasks), "validationTasks": 0, "reward": reward}
+    validates = int(validation_samples > 0)
+    options = {"path": str(tasks), "validationTasks": validates, "reward": reward}
     return job_of(
         {"type": "multi_turn", "groupSize": 2, "maxPromptLength": 512, "maxResponseLength": 512} | agent,
         {"name": "dataset", "options": options},
         algorithm={"type": "grpo"},
+        verl=verl,
         tasksPerStep=1,
-        validation={"episodes": 0},
+        validation={"episodes": validates, "samples": max(1, validation_samples)},
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.jobs import job
-from turnmill.core.errors import RunFailedError
+from turnmill.core.errors import RunFailedError, SettingsError
 from turnmill.jobs import parse_job
 from turnmill.rollout.verlog.slot import SlotState
 from turnmill.training import checkpoints
@@ -181,15 +181,22 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_is_the_latest(
     assert "Checkpoint is damaged and set aside" in caplog.messages
 
 
-def test_a_checkpoint_of_another_run_is_set_aside(tmp_path: Path):
-    this, other = (
-        checkpoints.run_of(parse_job(job(environment={"name": "babyai", "task": task}))) for task in ("goto", "pickup")
-    )
-    for step, run in ((10, this), (20, other)):
-        write_incomplete(tmp_path, step)
-        checkpoints.complete(tmp_path, state(step), keep=2, run=run)
+def run(task: str) -> dict[str, object]:
+    """Return what tells a run from those of other tasks."""
+    return checkpoints.run_of(parse_job(job(environment={"name": "babyai", "task": task})))
 
-    checkpoints.set_aside_damaged(tmp_path, run=this)
+
+def complete_of_two_runs(root: Path) -> None:
+    """Write a checkpoint of `goto`, then one of `pickup`."""
+    for step, task in ((10, "goto"), (20, "pickup")):
+        write_incomplete(root, step)
+        checkpoints.complete(root, state(step), keep=2, run=run(task))
+
+
+def test_a_checkpoint_of_another_run_is_set_aside(tmp_path: Path):
+    complete_of_two_runs(tmp_path)
+
+    checkpoints.set_aside_damaged(tmp_path, run=run("goto"))
 
     found = checkpoints.latest(tmp_path)
     assert found is not None
@@ -198,14 +205,25 @@ def test_a_checkpoint_of_another_run_is_set_aside(tmp_path: Path):
 
 
 def test_a_checkpoint_of_a_version_with_other_settings_is_one_of_this_run(tmp_path: Path):
-    run = checkpoints.run_of(parse_job(job()))
-    older = run | {"environment": {"name": "babyai", "gone": 1}, "gone": 2}
+    this = checkpoints.run_of(parse_job(job()))
+    older = this | {"environment": {"name": "babyai", "gone": 1}, "gone": 2}
     write_incomplete(tmp_path, 10)
     checkpoints.complete(tmp_path, state(10), keep=2, run=older)
 
-    checkpoints.set_aside_damaged(tmp_path, run=run)
+    checkpoints.set_aside_damaged(tmp_path, run=this)
 
     assert checkpoints.damaged(tmp_path) == []
+
+
+def test_a_checkpoint_of_another_run_is_not_chosen(tmp_path: Path):
+    complete_of_two_runs(tmp_path)
+
+    assert checkpoints.choose(tmp_path, None).state.step == 20
+    assert checkpoints.choose(tmp_path, None, run=run("goto")).state.step == 10
+    with pytest.raises(
+        SettingsError, match=r"no usable checkpoint of step 20 \(.*it is of a run with another environment\)"
+    ):
+        checkpoints.choose(tmp_path, 20, run=run("goto"))
 
 
 def test_a_user_without_rights_falls_back_to_a_checkpoint_that_he_can_read():

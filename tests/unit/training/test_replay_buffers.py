@@ -102,6 +102,15 @@ def test_replacements_are_waited_for_after_the_first_prompts(queue):
     assert more.keys == ["c_0_0", "c_1_0"]
 
 
+def test_a_replacement_that_has_ended_with_the_first_prompts_is_not_waited_for(queue):
+    made = buffer(queue, [("a", 1), ("b", 1), ("c", 1)])
+
+    first, _ = made.sample(1, "train", 2)
+    more, _ = made.sample(1, "train", 1)
+
+    assert sorted(first.keys + more.keys) == ["a_0_0", "a_1_0", "b_0_0", "b_1_0", "c_0_0", "c_1_0"]
+
+
 def test_engines_are_looked_after_while_nothing_arrives(queue):
     made, calls = buffer(queue, [], [], [("a", 1)]), []
     made.on_poll = lambda: calls.append("poll")

@@ -9,6 +9,8 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from support.row_queue import RowQueue
+from turnmill.training.batches import ragged
 from turnmill.training.shared_tags import SharedTags
 from turnmill.training.trainers.base import RunTrainer
 from turnmill.training.trainers.trajectory import TrajectoryTrainerSync
@@ -38,6 +40,37 @@ def test_rows_are_dealt_in_the_order_of_verl(num_workers: int, spread: int):
     assert balanced(RunTrainer._balance_batch, found) == balanced(PPOTrainer._balance_batch, expected)
     assert found == expected
     assert found
+
+
+@pytest.mark.parametrize("with_critic", [True, False])
+@pytest.mark.parametrize("corrected", [True, False])
+def test_padding_has_zeros_in_the_columns_that_the_update_reads(monkeypatch, with_critic: bool, corrected: bool):
+    queue = RowQueue()
+    monkeypatch.setattr(ragged, "tq", queue)
+    for row, is_padding in enumerate([False, True, True]):
+        queue.add(f"task_{row}_0", tags={"is_padding": is_padding}, responses=[5] * (row + 1))
+    trainer = TrajectoryTrainerSync.__new__(TrajectoryTrainerSync)
+    trainer.algorithm = SimpleNamespace(constant_over_row=True)
+    trainer.config = OmegaConf.create(
+        {
+            "algorithm": {
+                "use_kl_in_reward": False,
+                "rollout_correction": {"rollout_is": "token" if corrected else None},
+            },
+            "critic": {"enable": with_critic},
+            "actor_rollout_ref": {"rollout": {}, "model": {}},
+        }
+    )
+
+    trainer._fill_padding(queue.meta())
+
+    names = {"advantages", "returns", "token_level_rewards"} if with_critic else set()
+    names |= {"rollout_is_weights"} if corrected else set()
+    columns = [
+        {name: value.tolist() for name, value in queue.rows[f"task_{row}_0"].items() if name != "responses"}
+        for row in range(3)
+    ]
+    assert columns == [{}, dict.fromkeys(names, [0.0] * 2), dict.fromkeys(names, [0.0] * 3)]
 
 
 def test_a_step_returns_the_rows_with_their_tags_and_weighs_its_metrics_as_verl_does(monkeypatch):

@@ -177,7 +177,7 @@ class ToolServerClient:
             try:
                 status, raw = await left.wait(ask(), seconds)
             except (aiohttp.ClientError, OSError) as error:
-                raise _NotDeliveredError(f"{health}: {error or type(error).__name__}") from error
+                raise _NotDeliveredError(f"{health}: {str(error) or type(error).__name__}") from error
             if status in RETRYABLE_STATUSES:
                 raise _NotDeliveredError(f"{health} answered {status}")
             self._knows_call_ids[url] = _json_object(raw).get("call_ids") is True
@@ -224,7 +224,7 @@ class ToolServerClient:
         except ValueError as error:
             raise ToolCallError(f"{url} answered no JSON: {error}") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise ToolCallConnectionError(f"{url}: {error or type(error).__name__}") from error
+            raise ToolCallConnectionError(f"{url}: {str(error) or type(error).__name__}") from error
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -59,6 +59,20 @@ def test_rolling_trains_every_response_once_in_the_context_it_was_sampled_in(tur
         assert len(row.prompt_ids) + len(row.response) <= len(PROMPT) + budget
 
 
+@pytest.mark.feature("verl-tool", "a rolling window")
+@pytest.mark.parametrize(("lengths", "read"), [((3, 2, 2, 2), 2), ((3, 2, 1, 2), 3), ((3, 2, 6), 0), ((1, 1, 1), 3)])
+def test_rolling_drops_no_more_turns_than_it_takes_to_free_half_of_the_budget(lengths, read):
+    context = Context(PROMPT, budget=10)
+    for number, length in enumerate(lengths):
+        context.begin_turn(response(*[10 + number] * length))
+
+    context.roll()
+
+    kept = lengths[len(lengths) - read :]
+    assert len(context.ids) == len(PROMPT) + sum(kept)
+    assert context.room >= 5
+
+
 IMAGE = 9
 """Placeholder; each image is a run of three."""
 

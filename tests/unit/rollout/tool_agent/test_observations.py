@@ -3,7 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnmill.core.observations import truncate_observation
-from turnmill.rollout.tool_agent.observations import placeholder_ids
+from turnmill.jobs.tool_agent import ToolAgent
+from turnmill.rollout.tool_agent.observations import ObservationTokenizer, placeholder_ids
+from turnmill.testing.agent_loops import TOKENIZER
 
 PICTURE = 99
 
@@ -47,6 +49,18 @@ def test_no_run_of_placeholders_is_ever_split(ids, limit, side):
         for edge in (end, start):
             if 0 < edge < len(ids):
                 assert not ids[edge - 1] == ids[edge] == PICTURE
+
+
+@pytest.mark.feature("verl-tool", "observations as turns of a chat")
+@pytest.mark.parametrize("end", ["|", "!", "; "])
+@pytest.mark.parametrize("response", ["look", "~", "see |", "see !", "see; ", ""])
+def test_in_a_chat_the_turn_of_a_response_is_ended_once(response, end):
+    agent = ToolAgent(enable_mtrl=True, mtrl_sep="(obs: {obs})", turn_end_token=end)
+    ids = TOKENIZER.encode(response, add_special_tokens=False)
+
+    observation = ObservationTokenizer(TOKENIZER, agent).tokenize("[2]", valid=True, response_ids=ids)
+
+    assert TOKENIZER.decode([*ids, *observation.ids]) == f"{response.removesuffix(end)}{end}(obs: [2])"
 
 
 def test_placeholder_ids_come_from_the_processor():

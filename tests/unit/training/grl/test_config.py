@@ -14,7 +14,7 @@ from turnmill.environments.grl import register_agent
 from turnmill.grl import AgentTrainer
 from turnmill.jobs import JobError, parse_job
 from turnmill.training.grl import config as grl_config
-from turnmill.training.grl.config import job_data
+from turnmill.training.grl.config import agent_settings, job_data
 from turnmill.training.verl.config import unknown_verl_settings
 from turnmill.training.verl.known_settings import names_without_effect
 
@@ -117,6 +117,19 @@ def test_a_filtered_step_is_one_mini_batch():
     config = GRL_CONFIG | {"rollout": GRL_CONFIG["rollout"] | {"rollout_filter_ratio": 0.25}}
 
     assert AgentTrainer(config=config).job.spec.algorithm.minibatch_tasks is None
+
+
+@pytest.mark.parametrize(
+    "played", [{}, {"training": ["large"]}, {"train": ["simple"], "validation": ["simple", "large"]}]
+)
+def test_grls_own_rollout_plays_the_agents_of_a_run(played: dict[str, Any]):
+    config = changed(rollout={"agent_group_num": [2], "agent_group_size": [2]} | played)
+
+    own, of_the_run = agent_settings(config), AgentTrainer(config=config).job.spec.grl_agent
+
+    assert [agent.name for agent in own.agents] == [agent.name for agent in of_the_run.agents]
+    assert own.training_groups == of_the_run.training_groups
+    assert own.validation_groups == of_the_run.validation_groups
 
 
 def changed(**parts: Any) -> dict[str, Any]:

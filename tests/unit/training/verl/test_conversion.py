@@ -147,6 +147,11 @@ def test_steps_that_cannot_be_counted_must_be_given():
     assert convert(["trainer.total_epochs=3"], steps=7).data["spec"]["training"]["steps"] == 7
 
 
+def test_a_number_of_steps_that_only_the_shell_knows_must_be_given():
+    with pytest.raises(SettingsError, match="Give the number of steps with --steps"):
+        convert(["trainer.total_training_steps=$STEPS"])
+
+
 def test_every_converted_name_is_a_setting_of_verl():
     documented = {"actor_rollout_ref.rollout.tool_kwargs.tools_config_file"}
 

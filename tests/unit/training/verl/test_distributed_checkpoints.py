@@ -61,6 +61,33 @@ def test_random_generators_are_saved_with_the_state_of_all_ranks(tmp_path: Path,
     assert draw() == drawn
 
 
+def optimizer_of(managed: DistributedCheckpoints) -> torch.optim.Optimizer:
+    """Give a manager a learning rate that falls from 1 by a tenth with every step; return the optimizer."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    managed.optimizer = optimizer
+    managed.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 10)
+    return optimizer
+
+
+def test_the_learning_rate_continues_where_the_checkpoint_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(FSDPCheckpointManager, "save_checkpoint", lambda self, *given: None)
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: None)
+    saving, loading = manager(num_ranks=1), manager(num_ranks=1)
+    saving.checkpoint_save_contents, saving.checkpoint_config = ["extra"], None
+    saved, loaded = optimizer_of(saving), optimizer_of(loading)
+    for _ in range(3):
+        saved.step()
+        saving.lr_scheduler.step()
+
+    saving.save_checkpoint(str(tmp_path))
+    loading._load_extra(tmp_path / STATE)
+
+    assert loaded.param_groups[0]["lr"] == pytest.approx(0.7)
+    loaded.step()
+    loading.lr_scheduler.step()
+    assert loaded.param_groups[0]["lr"] == pytest.approx(0.6)
+
+
 def test_a_checkpoint_without_the_state_of_all_ranks_is_loaded_by_verl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     loaded: list[tuple[object, ...]] = []
     monkeypatch.setattr(FSDPCheckpointManager, "load_checkpoint", lambda self, *given: loaded.append(given))

@@ -1,18 +1,20 @@
-"""`turnmill check` of GRL's agents, each of which is created once."""
+"""What `turnmill check` finds in jobs of GRL's agents, each of which is created once."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from turnmill.cli import checks
 from turnmill.jobs import JobError, load_job
+from turnmill.training.agent_kinds.grl import GrlKind
 
-EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "sokoban-grl-cpu.yaml"
+EXAMPLE = Path(__file__).parents[4] / "manifests" / "examples" / "sokoban-grl-cpu.yaml"
 
 
-def problems(agent: str) -> list[str]:
+def problems(agent: str, *overrides: str) -> list[str]:
+    agents = (f"agent.agents=[{agent}]", "agent.training=[]", "agent.validation=[]")
     try:
-        load_job(EXAMPLE, [f"agent.agents=[{agent}]", "agent.training=[]", "agent.validation=[]"], checks=checks.ALL)
+        load_job(EXAMPLE, [*agents, *overrides], checks=[GrlKind.problems])
     except JobError as error:
         return [str(problem).removesuffix(" (--set)") for problem in error.problems]
     return []
@@ -43,3 +45,9 @@ def test_agents_that_can_be_created_have_no_problems():
         )
         == []
     )
+
+
+def test_agents_that_another_interpreter_has_are_not_created_by_this_one():
+    elsewhere = "{name: a, agentType: 'nowhere:Agent'}"
+
+    assert problems(elsewhere, f"environment={{python: {sys.executable}}}") == []
