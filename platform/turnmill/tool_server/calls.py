@@ -157,6 +157,8 @@ class CallExecutor:
                 self.num_failed += 1
                 log.warning("Call failed", extra={"tool": call.label, "cause": error.cause, "error": str(error)})
                 return error
+            if call.finishes:
+                await self.tools.forget(call.action.trajectory_id)
             self.num_done += 1
             return result
 

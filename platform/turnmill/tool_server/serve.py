@@ -32,8 +32,13 @@ def run_server(settings: ServerSettings) -> None:
     configure_logs(settings)
     if settings.token_file is not None:
         read_token(settings.token_file)
-    if not settings.allow_missing_tools:
-        check_tools(settings)
+    if check_tools(settings):
+        settings = settings.keeping_objects()
+        if settings.num_workers > 1:
+            log.warning(
+                "A tool keeps objects of trajectories in its process, which other workers lack: use one worker",
+                extra={"workers": settings.num_workers},
+            )
     with ExitStack() as stack:
         listeners = [stack.enter_context(listen(settings.host, settings.port))]
         if settings.metrics_port is not None:
@@ -54,17 +59,21 @@ def run_server(settings: ServerSettings) -> None:
     exit_despite_threads()
 
 
-def check_tools(settings: ServerSettings) -> None:
-    """Raise ToolUnavailableError for the tools that cannot work here, before anything is started."""
+def check_tools(settings: ServerSettings) -> bool:
+    """Return whether a tool keeps objects of trajectories in its process.
+
+    Raises ToolUnavailableError for the tools that cannot work here, before anything is started.
+    """
     values = with_environment(settings.tool_settings)
-    errors = []
+    classes, errors = [], []
     for name in settings.tool_type:
         try:
-            registry.check(name, values)
+            classes.append(registry.check(name, values))
         except SettingsError as error:
             errors.append(error)
-    if errors:
+    if errors and not settings.allow_missing_tools:
         raise ToolUnavailableError("\n".join(map(str, errors)))
+    return any(tool_class.keeps_objects for tool_class in classes)
 
 
 def _work(

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from turnmill.jobs.tool_server import Count, Seconds, ToolServerFlags
 
@@ -94,6 +94,19 @@ class ServerSettings(ToolServerFlags):
 
     turn_end_token: str = Field(default="<|im_end|>", min_length=1)
     """Text that ends a response; it is added before an observation in a chat turn if the response lacks it."""
+
+    _keeps_objects: bool = PrivateAttr(default=False)
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes: as for any server, but only `uvi_workers` if a tool keeps objects in its process."""
+        return self.uvi_workers if self._keeps_objects else super().num_workers
+
+    def keeping_objects(self) -> Self:
+        """Return the settings for tools that keep objects of trajectories in their process."""
+        settings = self.model_copy()
+        settings._keeps_objects = True
+        return settings
 
     @model_validator(mode="after")
     def _has_place_for_observations(self) -> Self:

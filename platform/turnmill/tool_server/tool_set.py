@@ -44,6 +44,14 @@ class ToolSet:
                 return tool, parsed
         return None
 
+    async def forget(self, trajectory_id: str) -> None:
+        """Let every tool delete what it keeps of a trajectory; one that fails does not stop the others."""
+        for tool in self._listed:
+            try:
+                await tool.forget(trajectory_id)
+            except Exception:
+                log.exception("Tool cannot forget a trajectory", extra={"tool": tool.name})
+
     def usage(self) -> str:
         """Return a description of each tool, for an agent whose action no tool accepts."""
         lines = [f"• {tool.name}: {tool.usage()}" for tool in self._listed if tool.name not in WITHOUT_USAGE]

@@ -68,6 +68,9 @@ class Tool(ABC):
     stateful: ClassVar[bool] = False
     """True if `call` reads or changes state; calls of a trajectory are then executed one after the other."""
 
+    keeps_objects: ClassVar[bool] = False
+    """True if it keeps objects of a trajectory, such as a shell, in its process, to which all its calls must come."""
+
     requires: ClassVar[tuple[str, ...]] = ()
     """Python distributions and programs that must be installed, checked when the server starts."""
 
@@ -80,6 +83,9 @@ class Tool(ABC):
 
     async def close(self) -> None:  # noqa: B027
         """Close what `start` opened."""
+
+    async def forget(self, trajectory_id: str) -> None:  # noqa: B027
+        """Delete what is kept of a trajectory besides its state: it is finished."""
 
     @abstractmethod
     def usage(self) -> str:

@@ -79,11 +79,15 @@ def create(name: str, context: ToolContext) -> Tool:
     return _complete_class(name, context.settings)(context)
 
 
-def check(name: str, values: Mapping[str, str]) -> None:
-    """Raise the error with which `create` would fail; a tool from outside this package is not created to find it."""
+def check(name: str, values: Mapping[str, str]) -> type[Tool]:
+    """Return the class of a tool, or raise the error with which `create` would fail.
+
+    A tool from outside this package is not created to find the error.
+    """
     tool_class = _complete_class(name, values)
     if tool_class.__module__.startswith("turnmill.tools."):
         tool_class(ToolContext(_NoSandbox(), values))
+    return tool_class
 
 
 class _NoSandbox:

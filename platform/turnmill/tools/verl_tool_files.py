@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -45,7 +46,14 @@ def import_file(file: Path) -> bool:
     except Exception as error:
         del sys.modules[module_name]
         raise ToolUnavailableError(f"{file} cannot be loaded: {type(error).__name__}: {error}") from error
+    _make_picklable(package)
     return True
+
+
+def _make_picklable(package: ModuleType) -> None:
+    """Let Ray send classes of the files to its workers, which cannot import them."""
+    if (ray := sys.modules.get("ray")) is not None:
+        ray.cloudpickle.register_pickle_by_value(package)
 
 
 def offer_verl_tool() -> None:
@@ -145,6 +153,7 @@ def register_tool(tool_class: type[BaseTool]) -> type[BaseTool]:
 
     class Adapted(_AdaptedTool):
         name: ClassVar[str] = tool_class.tool_type
+        keeps_objects: ClassVar[bool] = tool_class.delete_env is not BaseTool.delete_env
         adapted: ClassVar[type[BaseTool]] = tool_class
 
     Adapted.__module__, Adapted.__qualname__ = tool_class.__module__, tool_class.__qualname__
@@ -161,7 +170,9 @@ class _AdaptedTool(Tool):
 
     def __init__(self, context: ToolContext) -> None:
         super().__init__(context)
-        self._tool = self.adapted()
+        with ThreadPoolExecutor(1) as thread:
+            self._tool = thread.submit(_create, self.adapted).result()
+        self._environments: dict[str, object] = {}
 
     def usage(self) -> str:
         return self._tool.get_usage_inst()
@@ -191,7 +202,16 @@ class _AdaptedTool(Tool):
             observation, done, valid = (values[0] for values in results)
             return ToolResult(observation, bool(done), bool(valid), self._change(tool, trajectory_id))
         finally:
-            tool.delete_env(trajectory_id)
+            self._environments.pop(trajectory_id, None)
+            if self.keeps_objects and trajectory_id in tool.env_cache:
+                self._environments[trajectory_id] = tool.env_cache[trajectory_id]
+
+    async def forget(self, trajectory_id: str) -> None:
+        """Let the tool delete what it keeps of a trajectory, if it was called for it in this process."""
+        if trajectory_id in self._environments:
+            tool = copy.copy(self._tool)
+            tool.env_cache = {trajectory_id: self._environments.pop(trajectory_id)}
+            await asyncio.to_thread(tool.delete_env, trajectory_id)
 
     def _change(self, tool: BaseTool, trajectory_id: str) -> Change:
         if not tool.has_env(trajectory_id):
@@ -202,4 +222,16 @@ class _AdaptedTool(Tool):
             raise ToolFailedError(
                 f"{self.name}: its environment cannot be saved: {error}. Keep only plain values: numbers, text, bytes, "
                 "lists, tuples, sets and dicts of them."
+            ) from error
+
+
+def _create(tool_class: type[BaseTool]) -> BaseTool:
+    """Create a tool in a thread, with an event loop that its constructor may run, as some of verl-tool's do."""
+    with asyncio.Runner() as runner:
+        asyncio.set_event_loop(runner.get_loop())
+        try:
+            return tool_class()
+        except Exception as error:
+            raise ToolUnavailableError(
+                f"The tool {tool_class.tool_type!r} cannot be created: {type(error).__name__}: {error}"
             ) from error

@@ -9,7 +9,7 @@ from turnmill.observability.tool_metrics import ToolMetrics
 from turnmill.tool_server.call_result import CallResult
 from turnmill.tool_server.calls import Action, CallExecutor
 from turnmill.tool_server.tool_set import ToolSet
-from turnmill.tools.base import Tool
+from turnmill.tools.base import Tool, ToolContext
 from turnmill.trajectories.base import CallKey
 
 
@@ -255,6 +255,29 @@ async def test_an_action_refused_by_its_tool_is_invalid_and_not_done():
 
     assert await server.execute(action("echo")) == [CallResult("", done=False, valid=False)]
     assert server.value("turnmill_tool_calls_total", tool="echo", outcome="invalid") == 1
+
+
+class Keeping(Echo):
+    """Keeps the trajectories that it was told to forget; raises for one that it does not know."""
+
+    def __init__(self, context: ToolContext) -> None:
+        super().__init__(context)
+        self.forgotten: list[str] = []
+
+    async def forget(self, trajectory_id: str) -> None:
+        self.forgotten.append(trajectory_id)
+        raise KeyError(trajectory_id)
+
+
+@pytest.mark.parametrize("ids", [{}, {"call_id": "f"}])
+async def test_at_the_end_of_a_trajectory_every_tool_forgets_it(ids: dict[str, str]):
+    one, other = Keeping(tool_context()), Keeping(tool_context())
+    server = Server(one, other)
+    await server.execute(action("echo a"))
+
+    assert await server.execute(action("", finish=True, **ids)) == [CallResult("", done=True, valid=True)]
+
+    assert (one.forgotten, other.forgotten) == (["t"], ["t"])
 
 
 @pytest.mark.feature("verl-tool", "finish drops the state of a trajectory")

@@ -16,6 +16,27 @@ def test_all_tools_that_cannot_work_are_named_before_anything_is_started():
         check_tools(ServerSettings(tool_type=("nosuch", "base", "neither")))
 
 
+def test_missing_tools_may_be_allowed():
+    settings = ServerSettings(tool_type=("nosuch", "base"), allow_missing_tools=True)
+
+    assert check_tools(settings) is False
+
+
+def test_tools_that_keep_objects_in_their_process_have_one_worker_unless_more_are_asked_for(tmp_path: Path):
+    (tmp_path / "shell.py").write_text(
+        "from turnmill.tools.turn_counter import TurnCounter\n"
+        "from turnmill.tools.registry import register\n"
+        "@register\nclass Shell(TurnCounter):\n    name, keeps_objects = 'shell', True\n"
+    )
+    settings = ServerSettings(tool_type=("base", "shell"), tool_settings={"TOOLS_FOLDER": str(tmp_path)})
+
+    assert check_tools(settings) is True
+
+    assert settings.num_workers > 1
+    assert settings.keeping_objects().model_copy(update={"redis": "redis://store"}).num_workers == 1
+    assert settings.model_copy(update={"uvi_workers": 3}).keeping_objects().num_workers == 3
+
+
 @pytest.mark.parametrize(("left_out", "tools"), [((), "base,nosuch,finish"), (("nosuch",), "base,finish")])
 def test_the_log_names_the_tools_and_those_that_are_left_out(
     left_out: tuple[str, ...], tools: str, caplog: pytest.LogCaptureFixture

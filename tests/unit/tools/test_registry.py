@@ -104,6 +104,32 @@ assert registered_tools["batch"] is Batch
 """
 
 
+KEEPING_VERL_TOOL_FILE = """
+import asyncio
+from .base import BaseTool, register_tool
+
+@register_tool
+class Shell(BaseTool):
+    tool_type = "shell"
+    def __init__(self, num_workers=1):
+        super().__init__(num_workers)
+        self.lines, self.deleted = {}, []
+        asyncio.get_event_loop().run_until_complete(asyncio.sleep(0))
+    def parse_action(self, action):
+        return action, True
+    def delete_env(self, trajectory_id):
+        self.deleted.append((trajectory_id, self.env_cache[trajectory_id]["metadata"]["turns"]))
+        del self.env_cache[trajectory_id]
+        del self.lines[trajectory_id]
+    def conduct_action(self, trajectory_id, action, extra_field):
+        env = self.load_env(trajectory_id)
+        self.lines.setdefault(trajectory_id, []).append(action)
+        self.update_env(trajectory_id, env, action, True, extra_field, "")
+        self.save_env(trajectory_id, env)
+        return "".join(self.lines[trajectory_id]), False, True
+"""
+
+
 @pytest.fixture(autouse=True)
 def registered():
     """Remove the tools of one test from the registry before the next."""
@@ -202,6 +228,51 @@ async def test_the_environment_of_a_verl_tool_file_is_kept_outside_the_tool_obje
     dialogue.tool = make_tool("counter", TOOLS_FOLDER=str(tmp_path))
 
     assert await dialogue.say("<count>") == "turn 1"
+
+
+async def test_what_a_verl_tool_file_keeps_in_its_object_is_deleted_when_its_trajectory_is_finished(tmp_path):
+    (tmp_path / "shell.py").write_text(KEEPING_VERL_TOOL_FILE)
+    tool = make_tool("shell", TOOLS_FOLDER=str(tmp_path))
+    one, other = Dialogue(tool, trajectory_id="one"), Dialogue(tool, trajectory_id="other")
+    written = tool._tool
+    assert [await one.say("a"), await other.say("c"), await one.say("b")] == ["a", "c", "ab"]
+
+    for finished in ("one", "one", "never seen"):
+        await tool.forget(finished)
+
+    assert written.deleted == [("one", 2)]
+    assert written.lines == {"other": ["c"]}
+    other.extra["is_last_step"] = True
+    await other.say("d")
+    await tool.forget("other")
+    assert written.deleted == [("one", 2), ("other", 2)]
+
+
+def test_a_verl_tool_file_that_deletes_environments_itself_keeps_objects_in_its_process(tmp_path):
+    (tmp_path / "shell.py").write_text(KEEPING_VERL_TOOL_FILE)
+    (tmp_path / "counter.py").write_text(VERL_TOOL_FILE)
+    folder = {"TOOLS_FOLDER": str(tmp_path)}
+
+    kept = [registry.check(name, folder).keeps_objects for name in ("shell", "counter", "base")]
+
+    assert kept == [True, False, False]
+
+
+async def test_a_verl_tool_file_that_cannot_be_created_is_refused_with_its_own_error(tmp_path):
+    fails = VERL_TOOL_FILE + "    def __init__(self):\n        raise ValueError('API key required')\n"
+    (tmp_path / "counter.py").write_text(fails)
+
+    with pytest.raises(ToolUnavailableError, match="The tool 'counter' cannot be created: ValueError: API key requi"):
+        make_tool("counter", TOOLS_FOLDER=str(tmp_path))
+
+
+def test_ray_sends_classes_of_verl_tool_files_to_its_workers_by_value(tmp_path):
+    (tmp_path / "counter.py").write_text("import ray\n" + VERL_TOOL_FILE)
+
+    make_tool("counter", TOOLS_FOLDER=str(tmp_path))
+
+    sent = sys.modules["ray"].cloudpickle.dumps(sys.modules[f"{FOLDER_PACKAGE}.counter"].Counter)
+    assert b"count with <count>" in sent
 
 
 async def test_a_cancelled_call_of_a_verl_tool_file_does_not_affect_its_repeat(tmp_path):

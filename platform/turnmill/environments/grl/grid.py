@@ -23,10 +23,15 @@ class GridSymbols:
         """Combine the environment's symbols with GRL's settings.
 
         `names` has the environment's symbols and meanings in the order of GRL's numbers. `grid_lookup` maps numbers to
-        symbols, `grid_vocab` symbols to meanings; `grid_lookup` takes precedence. Raises SettingsError for unknown
-        numbers and meanings.
+        symbols, `grid_vocab` symbols to meanings; `grid_lookup` takes precedence, and the meanings of its symbols may
+        be in any words. Raises SettingsError for unknown numbers and meanings.
         """
-        chosen = {meaning: symbol for symbol, meaning in (grid_vocab or {}).items()}
+        numbered = (grid_lookup or {}).values()
+        chosen = {
+            meaning: symbol
+            for symbol, meaning in (grid_vocab or {}).items()
+            if meaning in names.values() or symbol not in numbered
+        }
         _refuse_unknown(chosen, names.values(), "grid_vocab")
         by_number = dict(enumerate(names))
         for number, symbol in (grid_lookup or {}).items():

@@ -20,6 +20,7 @@ from turnmill.rollout.multi_turn.episode import CURRENT_EPISODE, MultiTurnEpisod
 from turnmill.rollout.multi_turn.llm_client import EpisodeClient
 from turnmill.rollout.multi_turn.loop import MultiTurnLoop
 from turnmill.rollout.multi_turn.prompt_length import prompt_length
+from turnmill.rollout.multi_turn.removed_tools import offer_removed_tools
 from turnmill.rollout.multi_turn.rows import answer_of, measure, turn_records, verl_rows
 from turnmill.rollout.multi_turn.schemas import read_schemas, show_whole_schema
 from turnmill.rollout.multi_turn.tools import wrap_tool
@@ -42,6 +43,7 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
     def __init__(self, config: RunConfig, *args: object, journal: Journal, **kwargs: object) -> None:
         # Replaces verl's own; loops of the user's file are registered after it.
         register("tool_agent")(MultiTurnLoop)
+        offer_removed_tools()
         super().__init__(config, *args, **kwargs)
         self.job = job_from_json(config.turnmill.job)
         self.agent = self.job.spec.multi_turn_agent

@@ -59,8 +59,15 @@ class MultiTurnKind(AgentKind[MultiTurnAgent]):
 
     @classmethod
     def problems(cls, values: Values) -> Iterator[Problem]:
-        """Yield problems with the tasks."""
+        """Yield problems with the tasks and with the classes of tools."""
+        from turnmill.rollout.multi_turn.removed_tools import missing_classes
+
         yield from checks.task_problems(values)
+        path = values["spec.agent.toolConfigPath"]
+        if path is not None and Path(path).is_file():
+            for name, way_out in missing_classes(Path(path)):
+                place = "spec.agent.toolConfigPath"
+                yield Problem(place, path, f"names the class {name}, which cannot be loaded", way_out)
 
     @classmethod
     def warm_start_problems(cls, values: Values) -> Iterator[Problem]:

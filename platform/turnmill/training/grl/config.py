@@ -18,6 +18,7 @@ from turnmill.jobs.algorithm import AlgorithmSettings
 from turnmill.jobs.grl_agent import AgentConfig, GrlAgent
 from turnmill.jobs.settings import Settings
 from turnmill.jobs.values import fields_by_alias, sections_in, tag_of
+from turnmill.training.grl import env_config
 from turnmill.training.grl.config_files import with_defaults
 
 Configuration: TypeAlias = Mapping[str, object] | DictConfig | Path | str
@@ -191,12 +192,13 @@ def _named(name: str, block: Block) -> Block:
     config = {to_camel(field): value for field, value in given.items() if field in known}
     if own := {field: value for field, value in given.items() if field not in known}:
         config["options"] = config.get("options", {}) | own
+    agent_type = str(block.get("agent_type", name))
     return {
         "name": name,
-        "agentType": path_of(str(block.get("agent_type", name))),
+        "agentType": path_of(agent_type),
         "agentConfig": config,
         # Keys of mappings are text in a job.
-        "envConfig": _with_text_keys(block.get("env_config") or {}),
+        "envConfig": _with_text_keys(env_config.here(agent_type, block.get("env_config") or {})),
     }
 
 

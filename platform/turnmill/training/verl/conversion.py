@@ -1,24 +1,14 @@
 """Conversion of a verl command line into a job: fields of a job, `spec.verl`, or a note that says why not."""
 
 import math
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from turnmill.core.errors import SettingsError
 from turnmill.jobs.algorithm import AlgorithmSettings
-from turnmill.jobs.job import API_VERSION, KIND
 from turnmill.jobs.values import fields_by_alias, sections_in, tag_of
-from turnmill.jobs.yaml_file import parse_yaml
-from turnmill.training.verl.config import unknown_verl_settings
-from turnmill.training.verl.known_settings import NO_OTHER_ENGINE, names_without_effect
-
-Data = dict[str, Any]
-
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-MULTI_TURN, LOOPS = f"{ROLLOUT}.multi_turn", f"{ROLLOUT}.agent"
+from turnmill.training.verl.command_line import read_settings
+from turnmill.training.verl.converted_job import ACTOR, LOOPS, MULTI_TURN, ROLLOUT, Conversion, new_job, put_rest
 
 FIELDS: Mapping[str, str] = {
     "actor_rollout_ref.model.path": "model.path",
@@ -29,6 +19,10 @@ FIELDS: Mapping[str, str] = {
     f"{ACTOR}.clip_ratio_low": "algorithm.clipRatio",
     f"{ACTOR}.entropy_coeff": "algorithm.entropyCoefficient",
     f"{ACTOR}.grad_clip": "algorithm.gradientClip",
+    f"{ACTOR}.megatron.context_parallel_size": "resources.train.contextParallel",
+    f"{ACTOR}.megatron.expert_model_parallel_size": "resources.train.expertParallel",
+    f"{ACTOR}.megatron.pipeline_model_parallel_size": "resources.train.pipelineParallel",
+    f"{ACTOR}.megatron.tensor_model_parallel_size": "resources.train.tensorParallel",
     f"{ACTOR}.optim.betas": "algorithm.adamBetas",
     f"{ACTOR}.optim.lr": "algorithm.actorLearningRate",
     f"{ACTOR}.optim.weight_decay": "algorithm.weightDecay",
@@ -59,6 +53,7 @@ FIELDS: Mapping[str, str] = {
     f"{ROLLOUT}.tool_kwargs.tools_config_file": "agent.toolConfigPath",
     f"{ROLLOUT}.val_kwargs.n": "training.validation.samples",
     f"{ROLLOUT}.val_kwargs.temperature": "training.validation.temperature",
+    "algorithm.filter_groups.max_num_gen_batches": "algorithm.dynamicSampling.maxBatches",
     "algorithm.gamma": "algorithm.gamma",
     "algorithm.lam": "algorithm.gaeLambda",
     "algorithm.norm_adv_by_std_in_grpo": "algorithm.normalise",
@@ -85,84 +80,63 @@ FIELDS: Mapping[str, str] = {
 ESTIMATORS = {"gae": "ppo"}
 """Types of algorithms whose names differ from verl's estimators."""
 
-READ_HERE = frozenset(
-    {
-        *("algorithm.adv_estimator", "algorithm.kl_ctrl.kl_coef", "algorithm.use_kl_in_reward"),
-        *(f"{ACTOR}.kl_loss_coef", f"{ACTOR}.use_kl_loss", f"{MULTI_TURN}.enable", f"{ROLLOUT}.multi_turn"),
-        *("custom_reward_function.name", "custom_reward_function.path", "trainer.critic_warmup"),
-        *("trainer.experiment_name", "trainer.save_freq", "trainer.test_freq", "trainer.total_epochs"),
-        "trainer.val_only",
-        f"{ROLLOUT}.name",
-    }
-)
-
-MICRO_BATCHES = re.compile(r".*(micro_batch_size(_per_gpu)?|use_dynamic_bsz)")
-
-
-@dataclass(slots=True)
-class Conversion:
-    """A job's data, and a sentence on each setting that has no place in it."""
-
-    data: Data = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    def note(self, name: str, sentence: str) -> None:
-        """Add a sentence on a setting."""
-        self.notes.append(f"{name}: {sentence}")
-
-    def put(self, path: str, value: object) -> None:
-        """Set a field below `spec`."""
-        *sections, name = path.split(".")
-        node = self.data.setdefault("spec", {})
-        for section in sections:
-            node = node.setdefault(section, {})
-        node[name] = value
+FILTER = "algorithm.filter_groups"
+"""DAPO's dynamic sampling, with which the estimator `grpo` is the algorithm `dapo`."""
 
 
 def convert(words: Iterable[str], *, steps: int | None = None) -> Conversion:
     """Convert the words of a verl command line. Raises SettingsError if it has no number of steps."""
     given = read_settings(words)
-    found = Conversion({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": _job_name(given)}})
+    found = new_job(given, "verl")
     found.put("agent.type", "multi_turn")
     uses_tools = any(name.startswith((MULTI_TURN, f"{ROLLOUT}.tool_kwargs")) for name in given)
     if not uses_tools:
         found.put("agent.defaultAgentLoop", "single_turn_agent")
-    found.put("environment.name", "dataset")
-    found.put("environment.options.reward", _reward(given))
-    found.put("algorithm.type", ESTIMATORS.get(str(given.get("algorithm.adv_estimator", "gae")), "") or
-              str(given.get("algorithm.adv_estimator")))  # fmt: skip
-    if _int(given.get("actor_rollout_ref.model.lora_rank")) == 0:
-        given = {name: value for name, value in given.items() if ".lora_" not in name}
-    for name, value in given.items():
-        if name in FIELDS:
-            _put_field(found, name, value)
-    _put_kl(found, given)
-    _put_schedule(found, given, steps)
-    _drop_unknown_fields(found, given)
-    rest = {name: value for name, value in given.items() if name not in FIELDS and name not in READ_HERE}
-    _put_verl(found, given, rest)
+    put_learning(found, given, FIELDS, steps)
+    if given.get(f"{MULTI_TURN}.format") == "qwen":
+        found.put("agent.format", "hermes")
+        found.note(f"{MULTI_TURN}.format", "qwen is called hermes now, as the models call functions in its format.")
     return found
 
 
-def read_settings(words: Iterable[str]) -> dict[str, object]:
-    """Return the settings among the words of a command line, as Hydra reads `name=value`."""
-    given: dict[str, object] = {}
-    for word in words:
-        name, equals, text = word.strip().partition("=")
-        if equals and re.fullmatch(r"\+{0,2}[A-Za-z_][\w.]*", name):
-            given[name.lstrip("+")] = parse_yaml(text).value
-    if not given:
-        raise SettingsError("The command line has no setting of verl's. Write it as name=value.")
-    return given
+def put_learning(found: Conversion, given: Mapping[str, object], fields: Mapping[str, str], steps: int | None) -> None:
+    """Put the settings of an agent that learns from whole trajectories of the tasks of a data set."""
+    found.put("environment.name", "dataset")
+    found.put("environment.options.reward", _reward(given))
+    estimator = str(given.get("algorithm.adv_estimator", "gae"))
+    if given.get(f"{FILTER}.enable") is True and estimator == "grpo":
+        found.put("algorithm.type", "dapo")
+        # DAPO's own clip range is another than verl's.
+        found.put("algorithm.clipRatioHigh", 0.2)
+        found.note(f"{FILTER}.metric", "dapo leaves out the tasks whose trajectories all have the same reward.")
+        given = {name: value for name, value in given.items() if name not in (f"{FILTER}.enable", f"{FILTER}.metric")}
+    else:
+        found.put("algorithm.type", ESTIMATORS.get(estimator, estimator))
+    if _int(given.get("actor_rollout_ref.model.lora_rank")) == 0:
+        given = {name: value for name, value in given.items() if ".lora_" not in name}
+    put_fields(found, given, fields)
+    _put_kl(found, given)
+    _put_schedule(found, given, steps)
+    _drop_unknown_fields(found, given, fields)
+    put_rest(found, {name: value for name, value in given.items() if name not in fields})
 
 
-def _put_field(found: Conversion, name: str, value: object) -> None:
-    path = FIELDS[name]
+def put_fields(found: Conversion, given: Mapping[str, object], fields: Mapping[str, str]) -> None:
+    """Put the settings that are fields of a job."""
+    for name, value in given.items():
+        if name in fields:
+            _put_field(found, name, fields[name], value)
+
+
+def _put_field(found: Conversion, name: str, path: str, value: object) -> None:
     if path.startswith("environment.options.") and isinstance(value, list):
         if len(value) != 1:
             found.note(name, f"a job has one file, not {len(value)}. Join them, and set spec.{path}.")
             return
         value = value[0]
+    if path == "algorithm.dynamicSampling.maxBatches" and value == 0:
+        # verl's word for no limit.
+        value = 1000
     if path == "tracking.loggers" and isinstance(value, str):
         value = [value]
     if value is not None:
@@ -174,7 +148,7 @@ def _put_kl(found: Conversion, given: Mapping[str, object]) -> None:
         found.put("algorithm.kl", {"in": "loss", "coefficient": given.get(f"{ACTOR}.kl_loss_coef", 0.001)})
     elif given.get("algorithm.use_kl_in_reward"):
         found.put("algorithm.kl", {"coefficient": given.get("algorithm.kl_ctrl.kl_coef", 0.001)})
-    else:
+    elif found.data["spec"]["algorithm"]["type"] != "dapo":
         found.put("algorithm.kl", {"coefficient": 0})
 
 
@@ -217,7 +191,7 @@ def _num_rows(path: Path) -> int:
     return sum(1 for line in path.read_text(encoding="utf-8").split("\n") if line.strip())
 
 
-def _drop_unknown_fields(found: Conversion, given: Mapping[str, object]) -> None:
+def _drop_unknown_fields(found: Conversion, given: Mapping[str, object], fields: Mapping[str, str]) -> None:
     """Drop fields that the algorithm does not have, such as those of a critic."""
     algorithm = found.data["spec"]["algorithm"]
     by_type = {tag_of(section): section for section in sections_in(AlgorithmSettings)}
@@ -227,41 +201,17 @@ def _drop_unknown_fields(found: Conversion, given: Mapping[str, object]) -> None
             "algorithm.adv_estimator", f"{algorithm['type']!r} is no algorithm here. Known: {', '.join(by_type)}."
         )
         return
-    names = {path.removeprefix("algorithm."): name for name, path in FIELDS.items() if path.startswith("algorithm.")}
+    names = {path.removeprefix("algorithm."): name for name, path in fields.items() if path.startswith("algorithm.")}
+    names["kl"] = f"{ACTOR}.use_kl_loss" if given.get(f"{ACTOR}.use_kl_loss") else "algorithm.use_kl_in_reward"
     for unknown in [name for name in algorithm if name not in fields_by_alias(section)]:
         del algorithm[unknown]
-        if (name := names.get(unknown)) in given:
+        if (name := names.get(unknown)) in given and not str(name).startswith("critic."):
             found.note(str(name), f"the algorithm {algorithm['type']} does not use it.")
-
-
-def _put_verl(found: Conversion, given: Mapping[str, object], rest: Mapping[str, object]) -> None:
-    engine = given.get(f"{ROLLOUT}.name", "vllm")
-    if engine != "vllm":
-        found.note(f"{ROLLOUT}.name", f"{engine} {NO_OTHER_ENGINE[0]}. The job runs with vLLM.")
-    unknown, ineffective = dict(unknown_verl_settings(rest)), dict(names_without_effect(rest))
-    kept = {}
-    for name, value in rest.items():
-        if name in unknown:
-            closest = f" Did you mean {unknown[name]}?" if unknown[name] else ""
-            found.note(name, f"verl has no such setting.{closest}")
-        elif name in ineffective:
-            found.note(name, ineffective[name])
-        elif MICRO_BATCHES.fullmatch(name):
-            found.note(name, "micro-batches are filled up to spec.resources.train.microBatchTokens.")
-        else:
-            kept[name] = value
-    if kept:
-        found.put("verl", kept)
 
 
 def _reward(given: Mapping[str, object]) -> str:
     path = given.get("custom_reward_function.path")
     return f"verl:{path}:{given.get('custom_reward_function.name', 'compute_score')}" if path else "verl"
-
-
-def _job_name(given: Mapping[str, object]) -> str:
-    name = re.sub(r"[^a-z0-9]+", "-", str(given.get("trainer.experiment_name", "verl")).lower()).strip("-")
-    return (name if name[:1].isalpha() else f"verl-{name}")[:40].strip("-")
 
 
 def _int(value: object) -> int | None:

@@ -49,7 +49,17 @@ def unknown_names(config: DictConfig, settings: Mapping[str, object]) -> list[tu
     """Return the settings that verl does not have, each with the closest name that it has (or "")."""
     unknown = [(name, part) for name, part in _parts(settings) if not _is_known(config, part)]
     names = sorted(_names(config)) if unknown else []
-    return [(name, next(iter(difflib.get_close_matches(part, names, n=1)), "")) for name, part in unknown]
+    return [(name, _closest(part, names)) for name, part in unknown]
+
+
+def _closest(wanted: str, names: list[str]) -> str:
+    """Return the closest name, or "": any two names of a section are alike, so its last part must be close, too."""
+    if nearly := difflib.get_close_matches(wanted, names, n=1, cutoff=0.95):
+        return nearly[0]
+    last = wanted.rpartition(".")[2]
+    ends = difflib.get_close_matches(last, {name.rpartition(".")[2] for name in names}, n=5, cutoff=0.7)
+    alike = [name for name in names if name.rpartition(".")[2] in ends]
+    return next(iter(difflib.get_close_matches(wanted, alike, n=1)), "")
 
 
 def _parts(settings: Mapping[str, object]) -> Iterator[tuple[str, str]]:

@@ -80,6 +80,20 @@ def test_symbols_and_actions_can_be_set_as_in_the_documentation_of_grl():
     assert do(sokoban, "1").state != output.state
 
 
+@pytest.mark.feature("GRL", "its own configuration files")
+def test_symbols_by_number_may_have_meanings_in_any_words():
+    symbols = {
+        "grid_lookup": {0: "_", 1: "#", 2: "X"},
+        "grid_vocab": {"#": "filled spaces", "_": "empty", "X": "current block"},
+    }
+    tetris = agent("tetrisAgent", {**symbols, "action_lookup": {0: "Left", 1: "Right", 2: "Down"}})
+
+    output = tetris.reset(1)
+
+    assert set(output.state) <= {"_", "#", "X", "\n"}
+    assert "# filled spaces, X current block" in tetris.get_llm_prompts(output)[1]["content"]
+
+
 def test_settings_with_integer_keys_survive_json():
     config = json.loads(
         json.dumps({"grid_lookup": {4: "B"}, "action_lookup": {1: "Up", 2: "Down", 3: "Left", 4: "Right"}})

@@ -116,7 +116,7 @@ def test_every_setting_without_a_place_in_the_job_has_a_sentence():
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": (
             "micro-batches are filled up to spec.resources.train.microBatchTokens."
         ),
-        "trainer.nonsens": "verl has no such setting. Did you mean trainer.nnodes?",
+        "trainer.nonsens": "verl has no such setting.",
     }
 
 
@@ -154,8 +154,12 @@ def test_a_number_of_steps_that_only_the_shell_knows_must_be_given():
 
 def test_every_converted_name_is_a_setting_of_verl():
     documented = {"actor_rollout_ref.rollout.tool_kwargs.tools_config_file"}
+    # A section of DAPO's recipe, which verl's own files leave empty.
+    documented |= {name for name in FIELDS if name.startswith("algorithm.filter_groups.")}
 
-    assert unknown_names(compose_defaults(), dict.fromkeys(FIELDS.keys() - documented, 1)) == []
+    given = dict.fromkeys(FIELDS.keys() - documented, 1)
+    unknown = [{name for name, _ in unknown_names(compose_defaults(engine), given)} for engine in ("fsdp", "megatron")]
+    assert set.intersection(*unknown) == set()
 
 
 def test_the_command_prints_the_job_and_its_notes_apart(capsys):
