@@ -18,6 +18,7 @@ from support.loopback_site import LoopbackSite
 from support.verl_tools import FUNCTIONS_FILE, SCALES_FILE, Scales
 from turnmill.core.errors import SettingsError
 from turnmill.core.trajectory import EpisodeFailure
+from turnmill.rollout.multi_turn.example_tools.search import MAX_QUERIES
 from turnmill.rollout.multi_turn.worker import MultiTurnManager, MultiTurnWorker, manager_class
 from turnmill.rollout.token_integrity import count_unsampled_tokens
 from turnmill.testing.agent_loops import END, TOKENIZER
@@ -701,14 +702,14 @@ class Retriever(LoopbackSite):
     def __init__(self) -> None:
         super().__init__()
         self.requests: list[dict[str, Any]] = []
-        self.status = 200
+        self.status, self.num_left_out = 200, 0
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.requests.append(body)
         found = [
             [{"document": {"contents": f"About {query}\n{query}!"}, "score": 1.0}] * body["topk"]
-            for query in body["queries"]
+            for query in body["queries"][self.num_left_out :]
         ]
         return web.json_response({"result": found}, status=self.status)
 
@@ -752,6 +753,30 @@ async def test_a_call_of_the_search_tool_without_queries_is_explained_to_the_pol
 
     assert "Error: 'query_list' is missing, empty or no list of texts." in harness.prompts[1]
     assert retriever.requests == []
+
+
+async def test_a_call_of_the_search_tool_with_too_many_queries_is_explained_to_the_policy(
+    new_harness: Make, retriever, search_tool
+):
+    queries = ["tea"] * (MAX_QUERIES + 1)
+    harness = new_harness([call("search", query_list=queries) + END, DONE], toolConfigPath=search_tool)
+
+    await harness.play()
+
+    assert f"'query_list' has {MAX_QUERIES + 1} queries, and may have {MAX_QUERIES}." in harness.prompts[1]
+    assert retriever.requests == []
+
+
+async def test_a_retriever_that_leaves_a_query_out_fails_the_trajectory_of_the_search_tool(
+    new_harness: Make, retriever, search_tool
+):
+    retriever.num_left_out = 1
+    harness = new_harness([call("search", query_list=["tea", "rice"]) + END, DONE], toolConfigPath=search_tool)
+
+    failure = await harness.play()
+
+    assert isinstance(failure, EpisodeFailure)
+    assert "answered 1 of 2 queries" in failure.message
 
 
 async def test_a_retriever_that_is_down_fails_the_trajectory_of_the_search_tool(
