@@ -22,6 +22,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from runs import table
 
 ROOT = Path(__file__).parents[1]
@@ -106,12 +108,16 @@ def trainer_without_run(job: Any, config: Any, folder: str) -> Any:
     from turnmill.training.trainers.trajectory import TrajectoryTrainer
 
     class Workers(WorkerGroup):
-        """Workers that get no calls."""
+        """Workers that are dealt rows and do nothing with them."""
 
         def __init__(self) -> None:
             super().__init__(resource_pool=None)
             self._workers = [None] * NUM_WORKERS
             self._dispatch_info, self._collect_info = {"actor": [*range(NUM_WORKERS)]}, {"actor": [True] * NUM_WORKERS}
+
+        def compute_log_prob(self, batch: Any) -> Any:
+            """Deal a batch, and collect what workers answer that have written two columns."""
+            return hand_out(self, batch, "compute_log_prob")
 
     class WithoutRun(TrajectoryTrainer):
         """The trainer of a step, whose rows one process trains on."""
@@ -142,15 +148,15 @@ def step(trainer: Any, tasks: int) -> None:
     metrics: dict[str, float] = {}
     batch, _ = trainer.replay_buffer.sample(1, "train", tasks)
     batch = trainer._balance_batch(batch, metrics)
-    hand_out(trainer.actor_rollout_wg, batch, "compute_log_prob")
+    batch = trainer._compute_old_log_prob(batch, metrics)
     batch = trainer._compute_advantage(batch, metrics)
     hand_out(trainer.actor_rollout_wg, batch, "update_actor")
     trainer._compute_metrics(batch, metrics, {"step": 1.0, "gen": 1.0}, global_steps=1, epoch=0)
     tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
 
 
-def hand_out(group: Any, batch: Any, call: str) -> None:
-    """Deal a batch to 64 workers as verl does for a call of theirs, and collect what they answer."""
+def hand_out(group: Any, batch: Any, call: str) -> Any:
+    """Deal a batch to 64 workers as verl does for a call of theirs, and return what they answer, if it is collected."""
     import ray
     from verl.single_controller.base.decorator import MAGIC_ATTR
 
@@ -158,15 +164,19 @@ def hand_out(group: Any, batch: Any, call: str) -> None:
 
     mode = getattr(getattr(PolicyWorker, call), MAGIC_ATTR)["dispatch_mode"]
     ((parts,), _) = mode["dispatch_fn"](group, batch)
-    if call == "compute_log_prob":
-        mode["collect_fn"](group, [answer(part) for part in ray.get(parts)])
+    return mode["collect_fn"](group, [answer(part) for part in ray.get(parts)]) if call == "compute_log_prob" else None
 
 
 def answer(part: Any) -> Any:
-    """Return what a worker answers that has written two columns of tokens."""
+    """Return what a worker answers that has written log-probs and entropies, with its statistics of them."""
+    from turnmill.training import response_columns
+
     shapes = [(1,)] * part.size
     column = {"dtype": None, "shape": None, "is_nested": True, "is_non_tensor": False, "per_sample_shapes": shapes}
-    part.field_schema |= {"log_probs": column, "entropy": column}
+    part.field_schema |= {"old_log_probs": column, "entropy": column}
+    tokens = torch.full((1, 2), -0.5), torch.full((1, 2), -0.4), torch.ones(1, 2)
+    found = response_columns.LogProbStatistics(0.5, part.size, response_columns.compare(*tokens))
+    part.extra_info = {response_columns._STATISTICS: found}
     return part
 
 
@@ -222,7 +232,6 @@ def timed(function: Callable[..., Any], seconds: dict[str, float], part: str) ->
 
 def fill(rows: int, tokens: int) -> None:
     """Put a step's prompts and rows into the queue, in a worker, in narrow types so that they fit on one machine."""
-    import torch
     import transfer_queue as tq
     from tensordict import TensorDict
 

@@ -5,9 +5,7 @@ Axes: R rows, G response tokens.
 
 from collections.abc import Iterable
 
-import transfer_queue as tq
 from torch import Tensor
-from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.rollout_corr_helper import compute_offpolicy_metrics
 
 ENGINE_KL = ("kl", "k3_kl")
@@ -41,13 +39,6 @@ def by_outcome(name: str, values: Iterable[tuple[bool, float, float]]) -> dict[s
         for solved, (total, count) in sorted(sums.items())
         if count
     }
-
-
-def read_engine_kl(batch: KVBatchMeta) -> dict[str, float]:
-    """Fetch a batch's log-probs from the queue and return `engine_kl` of them."""
-    fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields).to_padded_tensor()
-    return engine_kl(data["old_log_probs"], data["rollout_log_probs"], data["response_mask"])
 
 
 def engine_kl(old_log_probs_RG: Tensor, rollout_log_probs_RG: Tensor, mask_RG: Tensor) -> dict[str, float]:
