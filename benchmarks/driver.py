@@ -124,6 +124,7 @@ def trainer_without_run(job: Any, config: Any, folder: str) -> Any:
 
         def __init__(self) -> None:
             self.job, self.config, self.global_steps, self.use_critic = job, config, 1, False
+            self.total_training_steps = 2
             run = RunFolder(folder)
             run.create()
             self.trajectory_log = TrajectoryLog(run)
@@ -151,7 +152,9 @@ def step(trainer: Any, tasks: int) -> None:
     batch = trainer._compute_old_log_prob(batch, metrics)
     batch = trainer._compute_advantage(batch, metrics)
     hand_out(trainer.actor_rollout_wg, batch, "update_actor")
+    metrics.update(trainer._described.result())
     trainer._compute_metrics(batch, metrics, {"step": 1.0, "gen": 1.0}, global_steps=1, epoch=0)
+    trainer._cleared.result()
     tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
 
 
@@ -199,9 +202,9 @@ def timed_parts(seconds: dict[str, float]) -> Iterator[None]:
         ("of it advantages", TrajectoryAlgorithm, "advantages"),
         ("of it writing", trajectory.TrajectoryBatch, "write"),
         ("of it log", AdvantageLog, "write"),
-        ("of it metrics", trainer, "trajectory_metrics"),
+        ("aside: metrics", trainer.TrajectoryTrainer, "_describe"),
         ("metrics and end", trainer.TrajectoryTrainer, "_compute_metrics"),
-        ("of it clearing", trainer.TrajectoryTrainer, "_clear_all_but_one"),
+        ("aside: clearing", trainer, "clear"),
     ]
     kept = [(owner, name, owner.__dict__[name]) for _, owner, name in places]
     for (part, owner, name), (_, _, function) in zip(places, kept, strict=True):

@@ -9,6 +9,7 @@ from torch import Tensor
 from verl.trainer.ppo.rollout_corr_helper import compute_offpolicy_metrics
 
 ENGINE_KL = ("kl", "k3_kl")
+_OUTCOMES = ("unsolved", "solved")
 
 
 def advantage_spread(advantages_RG: Tensor, weights_RG: Tensor) -> dict[str, float]:
@@ -30,15 +31,11 @@ def by_outcome(name: str, values: Iterable[tuple[bool, float, float]]) -> dict[s
 
     Each value is an episode's outcome, a sum and the number of things summed; the result is a mean over these things.
     """
-    sums: dict[bool, tuple[float, float]] = {}
+    of_outcome: tuple[list[tuple[float, float]], ...] = ([], [])
     for solved, total, count in values:
-        totals, counts = sums.get(solved, (0.0, 0.0))
-        sums[solved] = totals + total, counts + count
-    return {
-        f"{name}_{'solved' if solved else 'unsolved'}": total / count
-        for solved, (total, count) in sorted(sums.items())
-        if count
-    }
+        of_outcome[solved].append((total, count))
+    sums = {label: [*map(sum, zip(*found, strict=True))] for label, found in zip(_OUTCOMES, of_outcome, strict=True)}
+    return {f"{name}_{label}": found[0] / found[1] for label, found in sums.items() if found and found[1]}
 
 
 def engine_kl(old_log_probs_RG: Tensor, rollout_log_probs_RG: Tensor, mask_RG: Tensor) -> dict[str, float]:

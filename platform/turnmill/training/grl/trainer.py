@@ -4,6 +4,7 @@ Axes: K trajectories.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import transfer_queue as tq
@@ -129,11 +130,9 @@ class GrlTrainer(TrajectoryTrainer):
             tq.kv_clear(keys=dropped.keys, partition_id=dropped.partition_id)
         return select(survivors, kept)
 
-    def _compute_advantage(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
-        batch = super()._compute_advantage(batch, metrics)
+    def _describe(self, *args: Any) -> Metrics:
         # Metrics of all episodes, including those that are not trained on.
-        metrics.update(self._step_metrics)
-        return batch
+        return super()._describe(*args) | self._step_metrics
 
     def _length_penalties(self, rows: TrajectoryBatch) -> Tensor:
         """Return the sum of the penalties of each row's responses: the limit is that of a response, not of a row."""

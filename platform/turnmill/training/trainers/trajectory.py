@@ -6,6 +6,7 @@ Axes: R rows, G response tokens.
 import math
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from turnmill.observability.advantage_log import TokenAdvantages
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.row_tags import EPISODE
 from turnmill.training.advantages.precision import at_least_float32
-from turnmill.training.advantages.rows import mean_over_trajectories
+from turnmill.training.advantages.rows import Rows, mean_over_trajectories
 from turnmill.training.algorithms import trajectory_algorithm_of
 from turnmill.training.algorithms.base import TrajectoryAlgorithm
 from turnmill.training.batches.diagnostics import advantage_spread
@@ -52,10 +53,21 @@ from turnmill.training.verl.types import Metrics
 class TrajectoryTrainer(RunTrainer):
     """verl's trainer with steps of whole trajectories."""
 
+    _described: Future[Metrics]
+    """Metrics of the step's trajectories."""
+
+    _cleared: Future[None] | None = None
+    """End of the clearing of the step before."""
+
     @cached_property
     def algorithm(self) -> TrajectoryAlgorithm[Any]:
         """The algorithm, with the job's settings."""
         return trajectory_algorithm_of(self.job.spec.trajectory_algorithm)
+
+    @cached_property
+    def _aside(self) -> ThreadPoolExecutor:
+        """What is done beside the work of others: metrics while workers train, clearing while agents play."""
+        return ThreadPoolExecutor(1)
 
     def _setup(self) -> None:
         super()._setup()
@@ -142,18 +154,24 @@ class TrajectoryTrainer(RunTrainer):
         rewarded = rows.with_rewards(rewards_RG)
         advantages_RG, returns_RG = self.algorithm.advantages(rewarded)
         rows.write(advantages_RG, returns_RG, rewards_RG)
-        means_R = mean_over_trajectories(advantages_RG, rewarded, rows.weights_RG)
-        self.trajectory_log.advantages.write(self.global_steps, rows.by_trajectory(means_R))
-        self.trajectory_log.advantages.write_tokens(self.global_steps, self._turn_advantages(rows, advantages_RG))
         self._correct_off_policy(rows.meta, metrics)
         self._fill_padding(batch)
-        metrics.update(self.algorithm.metrics(rewarded, penalties_R))
-        metrics.update(advantage_spread(advantages_RG, rows.weights_RG))
-        metrics.update(trajectory_metrics(rows, self._split, at_once=self._num_at_once))
+        self._described = self._aside.submit(self._describe, rows, rewarded, penalties_R, advantages_RG)
         batch.tags = without(batch.tags, EPISODE)
         if self._reads_tokens:
             return batch
         return with_advantages(batch, rows.meta, advantages_RG, returns_RG, rewards_RG)
+
+    def _describe(self, rows: TrajectoryBatch, rewarded: Rows, penalties_R: Tensor, advantages_RG: Tensor) -> Metrics:
+        """Write the advantages into the log, and return the metrics of the trajectories, while workers train on them."""
+        means_R = mean_over_trajectories(advantages_RG, rewarded, rows.weights_RG)
+        self.trajectory_log.advantages.write(self.global_steps, rows.by_trajectory(means_R))
+        self.trajectory_log.advantages.write_tokens(self.global_steps, self._turn_advantages(rows, advantages_RG))
+        return (
+            self.algorithm.metrics(rewarded, penalties_R)
+            | advantage_spread(advantages_RG, rows.weights_RG)
+            | trajectory_metrics(rows, self._split, at_once=self._num_at_once)
+        )
 
     def _length_penalties(self, rows: TrajectoryBatch) -> Tensor:
         """Return what is added to each row's reward for its length, shape (rows,)."""
@@ -208,8 +226,11 @@ class TrajectoryTrainer(RunTrainer):
         batch.tags = self._trained
         return batch
 
-    def _step_once(self, *args: Any) -> KVBatchMeta:
-        batch = super()._step_once(*args)
+    def _step_once(self, metrics: Metrics, *args: Any) -> KVBatchMeta:
+        if self._cleared is not None:
+            self._cleared.result()
+        batch = super()._step_once(metrics, *args)
+        metrics.update(self._described.result())
         self._trained += batch.tags
         kinds = {is_padding: {"is_padding": is_padding} for is_padding in (False, True)}
         batch.tags = SharedTags(kinds[bool(tag.get("is_padding", False))] for tag in batch.tags)
@@ -223,10 +244,13 @@ class TrajectoryTrainer(RunTrainer):
             self._clear_all_but_one(batch)
 
     def _clear_all_but_one(self, batch: KVBatchMeta) -> None:
-        """Drop rows that are not needed any more; verl drops the first one, and would take longer for all."""
+        """Drop rows that are not needed any more, beside the next rollout; verl drops the first one."""
         if len(batch.keys) > 1 and not self.config.trainer.get("rollout_data_dir", None):
-            clear(KVBatchMeta(keys=batch.keys[1:], tags=batch.tags[1:], partition_id=batch.partition_id))
+            others = KVBatchMeta(keys=batch.keys[1:], tags=batch.tags[1:], partition_id=batch.partition_id)
             del batch.keys[1:], batch.tags[1:]
+            self._cleared = self._aside.submit(clear, others)
+            if self.global_steps >= self.total_training_steps:
+                self._cleared.result()
 
     def _measure_validation(self, batch: KVBatchMeta, *, num_episodes: int) -> dict[str, float]:
         parts = split(batch)
