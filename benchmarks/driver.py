@@ -1,29 +1,29 @@
 """The driver's own work in a step: synthetic rows in verl's queue, one trajectory each, and no model.
 
-OMP_NUM_THREADS=1 .venv/bin/python benchmarks/driver.py [--rows 1024 10240] [--tokens 2000] [--algorithm grpo]
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/driver.py [--rows 1024 10240] [--tokens 2000] [--steps 1]
 
-Seconds of each part of a job's step from the arrival of the last row to the clearing of the queue, CPU seconds of the
-driver's process, and how much memory it takes beside what it had before. Another process puts the rows into the queue.
-Workers are dealt their rows and do nothing. What verl itself does with tokens between these parts (log-probs of trainer
-and reference) is not in it.
+Processor time of the driver by part of a step, from the arrival of the last row to the clearing of the queue, and how
+much memory it takes beside what it had before. A step waits for the first parts; what is done aside goes on while
+workers compute or agents play, and is done here after the part beside which it begins. Another process puts the rows
+into the queue. Workers are dealt their rows and answer without computing. No token is read.
 """
 
 import argparse
 import gc
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-
 from runs import table
 
 ROOT = Path(__file__).parents[1]
@@ -40,15 +40,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1024, 10_240])
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--algorithm", default="grpo")
+    parser.add_argument("--steps", type=int, default=1)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(measure(given.rows[0], given.tokens, given.algorithm)))
+        print(json.dumps(measure(given.rows[0], given.tokens, given.algorithm, given.steps)))
         return
     found = []
     for rows in given.rows:
         command = [sys.executable, __file__, "--one", "--rows", str(rows), "--tokens", str(given.tokens)]
-        command += ["--algorithm", given.algorithm]
+        command += ["--algorithm", given.algorithm, "--steps", str(given.steps)]
         ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found.append(json.loads(ended.stdout.splitlines()[-1]))
     parts = found[0].keys()
@@ -57,8 +58,8 @@ def main() -> None:
     )
 
 
-def measure(rows: int, tokens: int, algorithm: str) -> dict[str, float]:
-    """Return seconds by part, and the driver's memory and records in GiB."""
+def measure(rows: int, tokens: int, algorithm: str, steps: int) -> dict[str, float]:
+    """Return medians of seconds by part over some steps, and the driver's memory and records in GiB."""
     import ray
     import transfer_queue as tq
     from omegaconf import OmegaConf
@@ -82,19 +83,22 @@ def measure(rows: int, tokens: int, algorithm: str) -> dict[str, float]:
         with queue_controller.applied():
             tq.init(config.transfer_queue)
         ray.get(ray.remote(fill).remote(rows, tokens))
-        trainer, seconds = trainer_without_run(job, config, folder), {}
+        trainer, found = trainer_without_run(job, config, folder), []
         gc.set_threshold(*GARBAGE_THRESHOLDS)
-        with timed_parts(seconds):
-            Path("/proc/self/clear_refs").write_text("5")
-            before, started, cpu = memory("VmRSS"), time.perf_counter(), time.process_time()
-            step(trainer, tasks)
-            seconds["all"], seconds["CPU"] = time.perf_counter() - started, time.process_time() - cpu
+        Path("/proc/self/clear_refs").write_text("5")
+        before = memory("VmRSS")
+        for repetition in range(steps):
+            if repetition:
+                ray.get(ray.remote(fill).remote(rows, tokens))
+            watch = Stopwatch()
+            step(trainer, tasks, watch.during)
+            found.append(watch.found)
         peak = memory("VmHWM") - before
         records = sum(file.stat().st_size for file in Path(folder).rglob("*.parquet"))
         tq.close()
         ray.shutdown()
-    found = {name: round(spent, 2) for name, spent in seconds.items()}
-    return found | {"memory, GiB": round(peak / GIB, 2), "records, MiB": round(records / 2**20, 1)}
+    medians = {name: round(statistics.median(each[name] for each in found), 2) for name in found[0]}
+    return medians | {"memory, GiB": round(peak / GIB, 2), "records, MiB": round(records / 2**20, 1)}
 
 
 def trainer_without_run(job: Any, config: Any, folder: str) -> Any:
@@ -142,20 +146,31 @@ def trainer_without_run(job: Any, config: Any, folder: str) -> Any:
     return WithoutRun()
 
 
-def step(trainer: Any, tasks: int) -> None:
+def step(trainer: Any, tasks: int, during: Callable[[str], AbstractContextManager[None]]) -> None:
     """Do the driver's part of a step: take the rows, hand them out, compute advantages and metrics, clear the queue."""
     import transfer_queue as tq
 
     metrics: dict[str, float] = {}
-    batch, _ = trainer.replay_buffer.sample(1, "train", tasks)
-    batch = trainer._balance_batch(batch, metrics)
-    batch = trainer._compute_old_log_prob(batch, metrics)
-    batch = trainer._compute_advantage(batch, metrics)
-    hand_out(trainer.actor_rollout_wg, batch, "update_actor")
-    metrics.update(trainer._described.result())
-    trainer._compute_metrics(batch, metrics, {"step": 1.0, "gen": 1.0}, global_steps=1, epoch=0)
-    trainer._cleared.result()
-    tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+    with during("taking"):
+        batch, _ = trainer.replay_buffer.sample(1, "train", tasks)
+    with during("ordering"):
+        batch = trainer._balance_batch(batch, metrics)
+    with during("dealing"):
+        batch = trainer._compute_old_log_prob(batch, metrics)
+    with during("aside: advantages"):
+        trainer._estimated.result()
+    with during("advantages"):
+        batch = trainer._compute_advantage(batch, metrics)
+    with during("dealing"):
+        hand_out(trainer.actor_rollout_wg, batch, "update_actor")
+    with during("aside: metrics"):
+        metrics.update(trainer._described.result())
+    with during("metrics"):
+        trainer._compute_metrics(batch, metrics, {"step": 1.0, "gen": 1.0}, global_steps=1, epoch=0)
+    with during("aside: clearing"):
+        trainer._cleared.result()
+    with during("metrics"):
+        tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
 
 
 def hand_out(group: Any, batch: Any, call: str) -> Any:
@@ -183,54 +198,32 @@ def answer(part: Any) -> Any:
     return part
 
 
-@contextmanager
-def timed_parts(seconds: dict[str, float]) -> Iterator[None]:
-    """Add up the seconds of the parts of a step; "of it" is a part of the one before."""
-    from turnmill.observability.advantage_log import AdvantageLog
-    from turnmill.training.algorithms.base import TrajectoryAlgorithm
-    from turnmill.training.batches import trajectory
-    from turnmill.training.replay_buffers import StepReplayBuffer
-    from turnmill.training.trainers import trajectory as trainer
+PARTS = ("taking", "ordering", "dealing", "advantages", "metrics")
+"""What a step waits for; the rest is done while workers compute or agents play."""
 
-    places: list[tuple[str, Any, str]] = [
-        ("taking rows", StepReplayBuffer, "sample"),
-        ("balancing", trainer.TrajectoryTrainer, "_balance_batch"),
-        ("handing out", sys.modules[__name__], "hand_out"),
-        ("step's batch", trainer.TrajectoryTrainer, "_compute_advantage"),
-        ("of it reading tokens", trajectory.tq, "kv_batch_get"),
-        ("of it reading tags", trajectory.TrajectoryBatch, "of_tags"),
-        ("of it advantages", TrajectoryAlgorithm, "advantages"),
-        ("of it writing", trajectory.TrajectoryBatch, "write"),
-        ("of it log", AdvantageLog, "write"),
-        ("aside: metrics", trainer.TrajectoryTrainer, "_describe"),
-        ("metrics and end", trainer.TrajectoryTrainer, "_compute_metrics"),
-        ("aside: clearing", trainer, "clear"),
-    ]
-    kept = [(owner, name, owner.__dict__[name]) for _, owner, name in places]
-    for (part, owner, name), (_, _, function) in zip(places, kept, strict=True):
-        seconds[part] = 0.0
-        if isinstance(function, classmethod):
-            setattr(owner, name, classmethod(timed(function.__func__, seconds, part)))
-        else:
-            setattr(owner, name, timed(function, seconds, part))
-    try:
+
+class Stopwatch:
+    """Wall-clock time, and processor time of this process, by part of a step."""
+
+    def __init__(self) -> None:
+        self.wall: Counter[str] = Counter()
+        self.cpu: Counter[str] = Counter()
+
+    @contextmanager
+    def during(self, part: str) -> Iterator[None]:
+        """Add the time of the context to a part."""
+        started, cpu = time.perf_counter(), time.process_time()
         yield
-    finally:
-        for owner, name, function in kept:
-            setattr(owner, name, function)
+        self.wall[part] += time.perf_counter() - started
+        self.cpu[part] += time.process_time() - cpu
 
-
-def timed(function: Callable[..., Any], seconds: dict[str, float], part: str) -> Callable[..., Any]:
-    """Return the function, which adds its seconds to those of a part."""
-
-    def measured(*arguments: Any, **named: Any) -> Any:
-        started = time.perf_counter()
-        try:
-            return function(*arguments, **named)
-        finally:
-            seconds[part] = seconds.get(part, 0.0) + time.perf_counter() - started
-
-    return measured
+    @property
+    def found(self) -> dict[str, float]:
+        """Seconds by part, of all parts that a step waits for, and of what is done aside."""
+        waits, total = (sum(self.cpu[part] for part in PARTS), self.cpu.total())
+        wall = sum(self.wall[part] for part in PARTS)
+        parts = {part: self.cpu[part] for part in PARTS}
+        return parts | {"waits, CPU": waits, "aside, CPU": total - waits, "all, CPU": total, "waits, wall": wall}
 
 
 def fill(rows: int, tokens: int) -> None:

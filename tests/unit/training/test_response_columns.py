@@ -1,6 +1,7 @@
 """What workers write of responses, and the metrics over all workers, against what verl's trainer does with tokens."""
 
 import math
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -122,7 +123,7 @@ def test_metrics_of_one_worker_are_verls_to_the_last_digit(monkeypatch, average)
 def test_metrics_of_several_workers_are_those_of_all_rows(average, ends):
     expected = metrics_of(answer(asked(), range(7), average))
 
-    parts = [answer(asked(), range(first, end), average) for first, end in zip(ends, ends[1:], strict=False)]
+    parts = [answer(asked(), range(first, end), average) for first, end in pairwise(ends)]
 
     assert metrics_of(*parts) == pytest.approx(expected, abs=1e-6)
 

@@ -1,6 +1,7 @@
 """The batch of a step on its way through the trainer, against verl's."""
 
 import random
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
@@ -77,13 +78,17 @@ def test_a_step_returns_the_rows_with_their_tags_and_weighs_its_metrics_as_verl_
     tags = SharedTags({"seq_len": row, "is_padding": row == 3} for row in range(4))
     trained = KVBatchMeta(keys=[f"task_{row}_0" for row in range(4)], tags=tags, partition_id="train")
     weights: list[int] = []
+    noted: dict[str, float] = {}
 
     def train(self, metrics: dict[str, float], *_: object) -> KVBatchMeta:
         metrics["actor/loss"] = 0.1
+        self._described = Future()
+        self._described.set_result({"turnmill/turns": 3.0})
         return trained
 
     def note(self, metrics: dict[str, float], sample_count: int) -> None:
         weights.append(sample_count)
+        noted.update(metrics)
 
     monkeypatch.setattr(PPOTrainer, "_step_once", train)
     monkeypatch.setattr(trainer_base.MetricsAggregator, "add_step_metrics", note)
@@ -96,3 +101,4 @@ def test_a_step_returns_the_rows_with_their_tags_and_weighs_its_metrics_as_verl_
     assert found.keys == trained.keys
     assert all(tag is known for tag, known in zip(found.tags, tags, strict=True))
     assert weights == [3]
+    assert noted == {"actor/loss": 0.1, "turnmill/turns": 3.0}

@@ -23,6 +23,7 @@ from turnmill.rollout.failure import FAILED, FAILURE
 from turnmill.rollout.queue_payload import decode
 from turnmill.rollout.row_tags import EPISODE, SCORE, TRAINED_TOKENS, UNSAMPLED_TOKENS
 from turnmill.training.advantages.index import TrajectoryIndex, group_of, row_number, trajectory_of
+from turnmill.training.advantages.precision import at_least_float32
 from turnmill.training.advantages.rows import Rows
 from turnmill.training.batches.ragged import padded, put_ragged
 from turnmill.training.dataset import prompt_lengths, response_lengths, select, tag_column
@@ -201,6 +202,12 @@ class TrajectoryBatch:
             values_RG=self.values_RG,
             states_R=self.states_R,
         )
+
+    def at_last_tokens(self, values_R: Tensor) -> Tensor:
+        """Place a value of each row at the row's last token, shape (rows, response tokens)."""
+        values_RG = torch.zeros_like(at_least_float32(self.scores_RG))
+        values_RG[torch.arange(len(values_R)), self.lengths_R - 1] = values_R.to(values_RG.dtype)
+        return values_RG
 
     @property
     def states_R(self) -> tuple[str, ...]:  # noqa: N802 (named for its axis)
