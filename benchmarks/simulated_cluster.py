@@ -1,12 +1,12 @@
 """A step on 64 machines with eight GPUs each, simulated on this one: what waits for the driver, and what limits.
 
-OMP_NUM_THREADS=1 .venv/bin/python benchmarks/simulated_cluster.py [--tasks 64] [--turns 30] [--raylets 16] [--steps 3]
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/simulated_cluster.py [--tasks 32 128] [--turns 30] [--raylets 16]
 
 Engines and training workers only wait: an engine answers a turn with the same call of a tool after a simulated time,
 a worker writes its columns into the queue after another. Everything else is real: trainer, replay buffer, verl's queue
 and load balancer, agent loops of type `multi_turn` with a tool, trajectory log and run folder, on a Ray cluster of
-several raylets. A raylet, its engine process and its worker process stand for several machines, as a Ray node takes
-200 MB of memory; the trainer and the load balancer have 512 engines and 512 workers.
+several raylets. A raylet stands for several machines, as does a process of engines or of workers, because a Ray node
+takes 200 MB of memory and such a process 500; trainer and load balancer have 512 engines and 512 workers to call.
 
 Two cores play what hundreds would, so a step takes longer than its simulated times. The table has, of the last step,
 the processor time of driver and queue in each part of it, whether engines or workers are busy meanwhile, and the
@@ -19,6 +19,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, nargs="+", default=[32, 128])
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--raylets", type=int, default=16)
+    parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--turn-seconds", type=float, default=0.5)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
@@ -59,7 +61,7 @@ def main() -> None:
         return
     for tasks in given.tasks:
         command = [sys.executable, __file__, "--one", "--tasks", str(tasks)]
-        for name in ("turns", "raylets", "steps", "turn_seconds"):
+        for name in ("turns", "raylets", "processes", "steps", "turn_seconds"):
             command += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
         ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         report(json.loads(ended.stdout.splitlines()[-1]), tasks=tasks, turns=given.turns)
@@ -88,13 +90,17 @@ class Timeline:
     """Processor time of the driver and of the queue, and wall-clock time, by part of a step."""
 
     queue: Sequence[psutil.Process] = ()
+    aside: int | None = None
+    """Clock of the thread that works beside others."""
+
     seconds: dict[str, list[float]] = field(default_factory=dict)
     part: str = "before"
     _last: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def enter(self, part: str) -> str:
         """Begin a part; return the one that ends."""
-        now = (time.process_time(), sum(sum(each.cpu_times()[:2]) for each in self.queue), time.perf_counter())
+        aside = 0.0 if self.aside is None else time.clock_gettime(self.aside)
+        now = (time.process_time() - aside, sum(sum(each.cpu_times()[:2]) for each in self.queue), time.perf_counter())
         spent = self.seconds.setdefault(self.part, [0.0, 0.0, 0.0])
         for number, (begin, end) in enumerate(zip(self._last, now, strict=True)):
             spent[number] += end - begin
@@ -332,6 +338,7 @@ def trainer_class() -> type[Any]:
         def __init__(self, config: Any, given: argparse.Namespace) -> None:
             super().__init__(config)
             self._given, self.parts, self.spent = given, {}, {}
+            TIMELINE.aside = time.pthread_getcpuclockid(self._aside.submit(threading.get_ident).result())
 
         def _build_replay_buffer(self) -> Any:
             return Buffer("sync", {}, None, "drop", {}, poll_interval=0.02)
@@ -374,10 +381,11 @@ def trainer_class() -> type[Any]:
         def _start(self) -> tuple[list[Any], list[Any]]:
             call = '<tool_call>{"name": "calculator", "arguments": {"expression": "12*34"}}</tool_call><|im_end|>'
             answer = self.tokenizer.encode("1" * FILLER + call, add_special_tokens=False)
-            options = {"num_cpus": 0, "resources": {"H100": 1}, "max_concurrency": 10_000}
+            options = {"num_cpus": 0, "resources": {"H100": 1}, "scheduling_strategy": "SPREAD"}
+            options["max_concurrency"] = 10_000
             engine, host = ray.remote(**options)(Engine), ray.remote(**options)(TrainingWorkers)
-            hosts = [host.remote(self.config.actor_rollout_ref) for _ in range(self._given.raylets)]
-            engines = [engine.remote(answer, self._given.turn_seconds) for _ in range(self._given.raylets)]
+            hosts = [host.remote(self.config.actor_rollout_ref) for _ in range(self._given.processes)]
+            engines = [engine.remote(answer, self._given.turn_seconds) for _ in range(self._given.processes)]
             ray.get([each.wait.remote("sleep") for each in hosts])
             return hosts, engines
 

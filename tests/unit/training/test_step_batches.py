@@ -2,6 +2,7 @@
 
 import random
 from concurrent.futures import Future
+from threading import Event, Timer
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from support.row_queue import RowQueue
 from turnmill.training.batches import ragged
 from turnmill.training.shared_tags import SharedTags
+from turnmill.training.trainers import trajectory
 from turnmill.training.trainers.base import RunTrainer
 from turnmill.training.trainers.trajectory import TrajectoryTrainerSync
 
@@ -102,3 +104,28 @@ def test_a_step_returns_the_rows_with_their_tags_and_weighs_its_metrics_as_verl_
     assert all(tag is known for tag, known in zip(found.tags, tags, strict=True))
     assert weights == [3]
     assert noted == {"actor/loss": 0.1, "turnmill/turns": 3.0}
+
+
+@pytest.mark.parametrize(("step", "waits"), [(1, False), (2, True)])
+def test_rows_are_cleared_beside_the_next_rollout_and_before_the_end_of_the_run(monkeypatch, step: int, waits: bool):
+    may_clear, cleared = Event(), []
+
+    def clear(batch: KVBatchMeta) -> None:
+        may_clear.wait(10)
+        cleared.extend(batch.keys)
+
+    monkeypatch.setattr(trajectory, "clear", clear)
+    monkeypatch.setattr(PPOTrainer, "_step_once", lambda self, *_: pytest.fail("not reached") if not cleared else batch)
+    trainer = TrajectoryTrainerSync.__new__(TrajectoryTrainerSync)
+    trainer.config, trainer.global_steps, trainer.total_training_steps = OmegaConf.create({"trainer": {}}), step, 2
+    batch = KVBatchMeta(keys=["a_0_0", "b_0_0"], tags=[{}, {}], partition_id="train")
+    Timer(0.2 if waits else 0.4, may_clear.set).start()
+
+    trainer._clear_all_but_one(batch)
+
+    assert batch.keys == ["a_0_0"]
+    assert cleared == (["b_0_0"] if waits else [])
+    trainer._described, trainer._trained = Future(), SharedTags()
+    trainer._described.set_result({})
+    trainer._step_once({}, {}, 1)
+    assert cleared == ["b_0_0"]
