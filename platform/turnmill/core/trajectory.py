@@ -1,8 +1,7 @@
 """Records of turns and episodes, for training, metrics, trajectory log and trajectory store."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Literal
 
 StopReason = Literal["completed", "max_turns", "max_tokens", "timeout", "failed"]
@@ -122,13 +121,11 @@ class EpisodeSummary:
 
     def __setstate__(self, values: Sequence[object]) -> None:
         # As dataclasses do it, which make the list of fields anew and look up each of them, for all episodes of a step.
-        for set_field, value in zip(_field_setters(type(self)), values, strict=True):
+        for set_field, value in zip(_SET_FIELDS, values, strict=True):
             set_field(self, value)
 
 
-@cache
-def _field_setters(kind: type[EpisodeSummary]) -> tuple[Callable[[object, object], None], ...]:
-    return tuple(getattr(kind, name).__set__ for name in kind.__dataclass_fields__)
+_SET_FIELDS = tuple(getattr(EpisodeSummary, name).__set__ for name in EpisodeSummary.__dataclass_fields__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ Axes: R rows, G response tokens.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 
 import numpy as np
 import torch
@@ -215,7 +216,5 @@ def _correlation(parts: Sequence[Comparison]) -> float:
 
 def _padded(column: Tensor, keep_R: Sequence[bool] | None = None) -> Tensor:
     """Return rows of a nested column, padded with 0."""
-    rows = column.unbind()
-    if keep_R is not None:
-        rows = tuple(row for row, keep in zip(rows, keep_R, strict=True) if keep)
-    return pad_sequence(rows, batch_first=True)
+    rows = list(column.unbind())
+    return pad_sequence(rows if keep_R is None else [*compress(rows, keep_R)], batch_first=True)

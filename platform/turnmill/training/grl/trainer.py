@@ -4,7 +4,6 @@ Axes: K trajectories.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 import transfer_queue as tq
@@ -27,7 +26,7 @@ from turnmill.training.grl.reward_function import Conversations, RewardFunction
 from turnmill.training.grl.scores import GroupSelection, Scores, place_scores, scores_of_tokens
 from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
 from turnmill.training.trainers.sync import Sync
-from turnmill.training.trainers.trajectory import TrajectoryTrainer
+from turnmill.training.trainers.trajectory import Estimate, TrajectoryTrainer
 from turnmill.training.verl.types import Metrics, Row
 
 
@@ -130,9 +129,9 @@ class GrlTrainer(TrajectoryTrainer):
             tq.kv_clear(keys=dropped.keys, partition_id=dropped.partition_id)
         return select(survivors, kept)
 
-    def _describe(self, *args: Any) -> Metrics:
+    def _describe(self, found: Estimate) -> Metrics:
         # Metrics of all episodes, including those that are not trained on.
-        return super()._describe(*args) | self._step_metrics
+        return super()._describe(found) | self._step_metrics
 
     def _length_penalties(self, rows: TrajectoryBatch) -> Tensor:
         """Return the sum of the penalties of each row's responses: the limit is that of a response, not of a row."""

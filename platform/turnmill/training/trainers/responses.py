@@ -1,7 +1,5 @@
 """verl's PPO trainer whose workers write log-probs and values of responses, which the trainer does not read."""
 
-from typing import Any
-
 import ray
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainer
@@ -50,6 +48,6 @@ class ResponseTrainer(PPOTrainer):
         return batch
 
     @property
-    def _inference_settings(self) -> dict[str, Any]:
+    def _inference_settings(self) -> dict[str, object]:
         """What workers read beside the rows, where they compute without learning."""
         return {"temperature": self.config.actor_rollout_ref.rollout.temperature}
