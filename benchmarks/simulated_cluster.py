@@ -440,7 +440,8 @@ KINDS = {
     "GlobalRequestLoadBalancer": "load balancer",
     "TransferQueueController": "queue, controller",
     "SimpleStorageUnit": "queue, storage",
-    "agent_loop_worker": "agent loops, 2 processes",
+    "AgentLoopWorker": "agent loops, 2 processes",
+    "MultiTurnWorker": "agent loops, 2 processes",
     "Engine": "simulated engines",
     "TrainingWorkers": "simulated training workers",
 }

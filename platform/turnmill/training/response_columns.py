@@ -21,18 +21,18 @@ from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import agg_loss
+from verl.trainer.ppo.rollout_corr_helper import compute_offpolicy_metrics
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug.metrics import calculate_debug_metrics
 from verl.workers.utils.padding import response_from_nested
 
-from turnmill.training.batches.diagnostics import engine_kl
 from turnmill.training.row_advantages import ROW_VALUES
 from turnmill.training.shared_tags import SharedTags
-from turnmill.training.verl.types import Metrics
 
 DIFFERENCES = "training/rollout_probs_diff_"
 """Prefix of verl's metrics of the difference between the probabilities of engine and trainer."""
 
+_ENGINE_KL = ("kl", "k3_kl")
 _CORRELATION = "training/rollout_actor_probs_pearson_corr"
 _STATISTICS = "log_prob_statistics"
 _COLUMN = "response_column"
@@ -45,7 +45,7 @@ class Comparison:
     """Log-probs of trainer and engine over the trained tokens of a worker's rows."""
 
     num_tokens: int
-    metrics: Metrics
+    metrics: dict[str, float]
     """verl's metrics of these tokens."""
 
     means: tuple[float, float] = (0.0, 0.0)
@@ -153,12 +153,23 @@ def compare(old_log_probs_RG: Tensor, rollout_log_probs_RG: Tensor, mask_RG: Ten
     return Comparison(num_tokens, metrics, (means[0], means[1]), (deviations[0], deviations[1]))
 
 
-def statistics_of(computed: KVBatchMeta) -> Metrics:
+def engine_kl(old_log_probs_RG: Tensor, rollout_log_probs_RG: Tensor, mask_RG: Tensor) -> dict[str, float]:
+    """Return verl's estimates of KL(engine || trainer), in nats per token; an empty mapping without trained tokens.
+
+    `kl` is the mean of the log-ratios, which may be negative, and `k3_kl` Schulman's estimate, which may not.
+    """
+    if not mask_RG.any():
+        return {}
+    found = compute_offpolicy_metrics(old_log_probs_RG, rollout_log_probs_RG, mask_RG)
+    return {f"rollout_corr/{name}": found[name] for name in _ENGINE_KL}
+
+
+def statistics_of(computed: KVBatchMeta) -> dict[str, float]:
     """Return verl's metrics over the rows of all workers, from what these have answered."""
     return combine(computed.extra_info[_STATISTICS])
 
 
-def combine(parts: Sequence[LogProbStatistics]) -> Metrics:
+def combine(parts: Sequence[LogProbStatistics]) -> dict[str, float]:
     """Return verl's metrics over the rows of all workers; those of a single one stay as they are."""
     weighted = [(part.entropy, part.weight) for part in parts if part.weight]
     # Without weights, the entropies are sums, or there is nothing to average and verl's mean is no number.
@@ -166,7 +177,7 @@ def combine(parts: Sequence[LogProbStatistics]) -> Metrics:
     return {"actor/entropy": entropy} | _combine_comparisons([each for part in parts if (each := part.comparison)])
 
 
-def _combine_comparisons(parts: Sequence[Comparison]) -> Metrics:
+def _combine_comparisons(parts: Sequence[Comparison]) -> dict[str, float]:
     compared = [part for part in parts if part.num_tokens] or parts[:1]
     if len(compared) < 2:
         return dict(compared[0].metrics) if compared else {}

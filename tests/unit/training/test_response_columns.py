@@ -14,8 +14,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
 from verl.utils import tensordict_utils as tu
 
-from turnmill.training.batches.diagnostics import engine_kl
-from turnmill.training.response_columns import Asked, LogProbStatistics, asking_for, combine, statistics_of
+from turnmill.training.response_columns import Asked, LogProbStatistics, asking_for, combine, engine_kl, statistics_of
 from turnmill.training.row_advantages import ROW_VALUES
 
 PROMPTS, RESPONSES = (3, 1, 4, 2, 2, 5, 1), (4, 2, 6, 1, 3, 5, 2)

@@ -6,9 +6,7 @@ Axes: R rows, G response tokens.
 from collections.abc import Iterable
 
 from torch import Tensor
-from verl.trainer.ppo.rollout_corr_helper import compute_offpolicy_metrics
 
-ENGINE_KL = ("kl", "k3_kl")
 _OUTCOMES = ("unsolved", "solved")
 
 
@@ -36,14 +34,3 @@ def by_outcome(name: str, values: Iterable[tuple[bool, float, float]]) -> dict[s
         of_outcome[solved].append((total, count))
     sums = {label: [*map(sum, zip(*found, strict=True))] for label, found in zip(_OUTCOMES, of_outcome, strict=True)}
     return {f"{name}_{label}": found[0] / found[1] for label, found in sums.items() if found and found[1]}
-
-
-def engine_kl(old_log_probs_RG: Tensor, rollout_log_probs_RG: Tensor, mask_RG: Tensor) -> dict[str, float]:
-    """Return verl's estimates of KL(engine || trainer), in nats per token; an empty mapping without trained tokens.
-
-    `kl` is the mean of the log-ratios, which may be negative, and `k3_kl` Schulman's estimate, which may not.
-    """
-    if not mask_RG.any():
-        return {}
-    found = compute_offpolicy_metrics(old_log_probs_RG, rollout_log_probs_RG, mask_RG)
-    return {f"rollout_corr/{name}": found[name] for name in ENGINE_KL}
