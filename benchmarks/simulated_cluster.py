@@ -16,6 +16,7 @@ processor time that a turn takes of every process that there is one of.
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -122,6 +123,8 @@ TIMELINE = Timeline()
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Train a few steps on the simulated cluster, and return what the last one took."""
+    # Ray gives a busy machine 30 s.
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "200")
     import ray
     import transfer_queue as tq
     from omegaconf import OmegaConf
