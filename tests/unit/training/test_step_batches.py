@@ -119,12 +119,14 @@ def test_rows_are_cleared_beside_the_next_rollout_and_before_the_end_of_the_run(
     trainer = TrajectoryTrainerSync.__new__(TrajectoryTrainerSync)
     trainer.config, trainer.global_steps, trainer.total_training_steps = OmegaConf.create({"trainer": {}}), step, 2
     batch = KVBatchMeta(keys=["a_0_0", "b_0_0"], tags=[{}, {}], partition_id="train")
-    Timer(0.2 if waits else 0.4, may_clear.set).start()
+    if waits:
+        Timer(0.2, may_clear.set).start()
 
     trainer._clear_all_but_one(batch)
 
     assert batch.keys == ["a_0_0"]
     assert cleared == (["b_0_0"] if waits else [])
+    may_clear.set()
     trainer._described, trainer._trained = Future(), SharedTags()
     trainer._described.set_result({})
     trainer._step_once({}, {}, 1)
