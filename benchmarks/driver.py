@@ -1,27 +1,31 @@
 """The driver's own work in a step: synthetic rows in verl's queue, one trajectory each, and no model.
 
-OMP_NUM_THREADS=1 .venv/bin/python benchmarks/driver.py [--rows 1024 10240] [--tokens 2000] [--algorithm grpo]
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/driver.py [--rows 1024 10240] [--tokens 2000] [--steps 1]
 
-Seconds of each part of a job's step from the arrival of the last row to the clearing of the queue, CPU seconds of the
-driver's process, and how much memory it takes beside what it had before. Another process puts the rows into the queue.
-Workers are dealt their rows and do nothing. What verl itself does with tokens between these parts (log-probs of trainer
-and reference) is not in it.
+Processor time of the driver by part of a step, from the arrival of the last row to the clearing of the queue, and how
+much memory it takes beside what it had before. A step waits for the first parts; what is done aside goes on while
+workers compute or agents play, and is done here after the part beside which it begins. Another process puts the rows
+into the queue. Workers are dealt their rows and answer without computing. No token is read.
 """
 
 import argparse
 import gc
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from runs import table
 
 ROOT = Path(__file__).parents[1]
@@ -38,15 +42,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1024, 10_240])
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--algorithm", default="grpo")
+    parser.add_argument("--steps", type=int, default=1)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(measure(given.rows[0], given.tokens, given.algorithm)))
+        print(json.dumps(measure(given.rows[0], given.tokens, given.algorithm, given.steps)))
         return
     found = []
     for rows in given.rows:
         command = [sys.executable, __file__, "--one", "--rows", str(rows), "--tokens", str(given.tokens)]
-        command += ["--algorithm", given.algorithm]
+        command += ["--algorithm", given.algorithm, "--steps", str(given.steps)]
         ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found.append(json.loads(ended.stdout.splitlines()[-1]))
     parts = found[0].keys()
@@ -55,8 +60,8 @@ def main() -> None:
     )
 
 
-def measure(rows: int, tokens: int, algorithm: str) -> dict[str, float]:
-    """Return seconds by part, and the driver's memory and records in GiB."""
+def measure(rows: int, tokens: int, algorithm: str, steps: int) -> dict[str, float]:
+    """Return medians of seconds by part over some steps, and the driver's memory and records in GiB."""
     import ray
     import transfer_queue as tq
     from omegaconf import OmegaConf
@@ -80,19 +85,22 @@ def measure(rows: int, tokens: int, algorithm: str) -> dict[str, float]:
         with queue_controller.applied():
             tq.init(config.transfer_queue)
         ray.get(ray.remote(fill).remote(rows, tokens))
-        trainer, seconds = trainer_without_run(job, config, folder), {}
+        trainer, found = trainer_without_run(job, config, folder), []
         gc.set_threshold(*GARBAGE_THRESHOLDS)
-        with timed_parts(seconds):
-            Path("/proc/self/clear_refs").write_text("5")
-            before, started, cpu = memory("VmRSS"), time.perf_counter(), time.process_time()
-            step(trainer, tasks)
-            seconds["all"], seconds["CPU"] = time.perf_counter() - started, time.process_time() - cpu
+        Path("/proc/self/clear_refs").write_text("5")
+        before = memory("VmRSS")
+        for repetition in range(steps):
+            if repetition:
+                ray.get(ray.remote(fill).remote(rows, tokens))
+            watch = Stopwatch(trainer._aside)
+            step(trainer, tasks, watch.during)
+            found.append(watch.found)
         peak = memory("VmHWM") - before
         records = sum(file.stat().st_size for file in Path(folder).rglob("*.parquet"))
         tq.close()
         ray.shutdown()
-    found = {name: round(spent, 2) for name, spent in seconds.items()}
-    return found | {"memory, GiB": round(peak / GIB, 2), "records, MiB": round(records / 2**20, 1)}
+    medians = {name: round(statistics.median(each[name] for each in found), 2) for name in found[0]}
+    return medians | {"memory, GiB": round(peak / GIB, 2), "records, MiB": round(records / 2**20, 1)}
 
 
 def trainer_without_run(job: Any, config: Any, folder: str) -> Any:
@@ -106,18 +114,23 @@ def trainer_without_run(job: Any, config: Any, folder: str) -> Any:
     from turnmill.training.trainers.trajectory import TrajectoryTrainer
 
     class Workers(WorkerGroup):
-        """Workers that get no calls."""
+        """Workers that are dealt rows and do nothing with them."""
 
         def __init__(self) -> None:
             super().__init__(resource_pool=None)
             self._workers = [None] * NUM_WORKERS
             self._dispatch_info, self._collect_info = {"actor": [*range(NUM_WORKERS)]}, {"actor": [True] * NUM_WORKERS}
 
+        def compute_log_prob(self, batch: Any) -> Any:
+            """Deal a batch, and collect what workers answer that have written two columns."""
+            return hand_out(self, batch, "compute_log_prob")
+
     class WithoutRun(TrajectoryTrainer):
         """The trainer of a step, whose rows one process trains on."""
 
         def __init__(self) -> None:
             self.job, self.config, self.global_steps, self.use_critic = job, config, 1, False
+            self.total_training_steps = 2
             run = RunFolder(folder)
             run.create()
             self.trajectory_log = TrajectoryLog(run)
@@ -135,22 +148,35 @@ def trainer_without_run(job: Any, config: Any, folder: str) -> Any:
     return WithoutRun()
 
 
-def step(trainer: Any, tasks: int) -> None:
+def step(trainer: Any, tasks: int, during: Callable[[str], AbstractContextManager[None]]) -> None:
     """Do the driver's part of a step: take the rows, hand them out, compute advantages and metrics, clear the queue."""
     import transfer_queue as tq
 
     metrics: dict[str, float] = {}
-    batch, _ = trainer.replay_buffer.sample(1, "train", tasks)
-    batch = trainer._balance_batch(batch, metrics)
-    hand_out(trainer.actor_rollout_wg, batch, "compute_log_prob")
-    batch = trainer._compute_advantage(batch, metrics)
-    hand_out(trainer.actor_rollout_wg, batch, "update_actor")
-    trainer._compute_metrics(batch, metrics, {"step": 1.0, "gen": 1.0}, global_steps=1, epoch=0)
-    tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+    with during("taking"):
+        batch, _ = trainer.replay_buffer.sample(1, "train", tasks)
+    with during("ordering"):
+        batch = trainer._balance_batch(batch, metrics)
+    with during("dealing"):
+        batch = trainer._compute_old_log_prob(batch, metrics)
+    with during("aside: advantages"):
+        trainer._estimated.result()
+    with during("advantages"):
+        batch = trainer._compute_advantage(batch, metrics)
+    with during("dealing"):
+        hand_out(trainer.actor_rollout_wg, batch, "update_actor")
+    with during("aside: metrics"):
+        metrics.update(trainer._described.result())
+    with during("metrics"):
+        trainer._compute_metrics(batch, metrics, {"step": 1.0, "gen": 1.0}, global_steps=1, epoch=0)
+    with during("aside: clearing"):
+        trainer._cleared.result()
+    with during("metrics"):
+        tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
 
 
-def hand_out(group: Any, batch: Any, call: str) -> None:
-    """Deal a batch to 64 workers as verl does for a call of theirs, and collect what they answer."""
+def hand_out(group: Any, batch: Any, call: str) -> Any:
+    """Deal a batch to 64 workers as verl does for a call of theirs, and return what they answer, if it is collected."""
     import ray
     from verl.single_controller.base.decorator import MAGIC_ATTR
 
@@ -158,71 +184,55 @@ def hand_out(group: Any, batch: Any, call: str) -> None:
 
     mode = getattr(getattr(PolicyWorker, call), MAGIC_ATTR)["dispatch_mode"]
     ((parts,), _) = mode["dispatch_fn"](group, batch)
-    if call == "compute_log_prob":
-        mode["collect_fn"](group, [answer(part) for part in ray.get(parts)])
+    return mode["collect_fn"](group, [answer(part) for part in ray.get(parts)]) if call == "compute_log_prob" else None
 
 
 def answer(part: Any) -> Any:
-    """Return what a worker answers that has written two columns of tokens."""
+    """Return what a worker answers that has written log-probs and entropies, with its statistics of them."""
+    from turnmill.training import response_columns
+
     shapes = [(1,)] * part.size
     column = {"dtype": None, "shape": None, "is_nested": True, "is_non_tensor": False, "per_sample_shapes": shapes}
-    part.field_schema |= {"log_probs": column, "entropy": column}
+    part.field_schema |= {"old_log_probs": column, "entropy": column}
+    tokens = torch.full((1, 2), -0.5), torch.full((1, 2), -0.4), torch.ones(1, 2)
+    found = response_columns.LogProbStatistics(0.5, part.size, response_columns.compare(*tokens))
+    part.extra_info = {response_columns._STATISTICS: found}
     return part
 
 
-@contextmanager
-def timed_parts(seconds: dict[str, float]) -> Iterator[None]:
-    """Add up the seconds of the parts of a step; "of it" is a part of the one before."""
-    from turnmill.observability.advantage_log import AdvantageLog
-    from turnmill.training.algorithms.base import TrajectoryAlgorithm
-    from turnmill.training.batches import trajectory
-    from turnmill.training.replay_buffers import StepReplayBuffer
-    from turnmill.training.trainers import trajectory as trainer
+PARTS = ("taking", "ordering", "dealing", "advantages", "metrics")
+"""What a step waits for; the rest is done while workers compute or agents play."""
 
-    places: list[tuple[str, Any, str]] = [
-        ("taking rows", StepReplayBuffer, "sample"),
-        ("balancing", trainer.TrajectoryTrainer, "_balance_batch"),
-        ("handing out", sys.modules[__name__], "hand_out"),
-        ("step's batch", trainer.TrajectoryTrainer, "_compute_advantage"),
-        ("of it reading tokens", trajectory.tq, "kv_batch_get"),
-        ("of it reading tags", trajectory.TrajectoryBatch, "of_tags"),
-        ("of it advantages", TrajectoryAlgorithm, "advantages"),
-        ("of it writing", trajectory.TrajectoryBatch, "write"),
-        ("of it log", AdvantageLog, "write"),
-        ("of it metrics", trainer, "trajectory_metrics"),
-        ("metrics and end", trainer.TrajectoryTrainer, "_compute_metrics"),
-        ("of it clearing", trainer.TrajectoryTrainer, "_clear_all_but_one"),
-    ]
-    kept = [(owner, name, owner.__dict__[name]) for _, owner, name in places]
-    for (part, owner, name), (_, _, function) in zip(places, kept, strict=True):
-        seconds[part] = 0.0
-        if isinstance(function, classmethod):
-            setattr(owner, name, classmethod(timed(function.__func__, seconds, part)))
-        else:
-            setattr(owner, name, timed(function, seconds, part))
-    try:
+
+class Stopwatch:
+    """Wall-clock time, and processor time of this process without what is done aside, by part of a step."""
+
+    def __init__(self, aside: ThreadPoolExecutor) -> None:
+        self.wall: Counter[str] = Counter()
+        self.cpu: Counter[str] = Counter()
+        self._clock = time.pthread_getcpuclockid(aside.submit(threading.get_ident).result())
+        self._begin = time.clock_gettime(self._clock)
+
+    @contextmanager
+    def during(self, part: str) -> Iterator[None]:
+        """Add the time of the context to a part."""
+        started, cpu = time.perf_counter(), time.process_time() - time.clock_gettime(self._clock)
         yield
-    finally:
-        for owner, name, function in kept:
-            setattr(owner, name, function)
+        self.wall[part] += time.perf_counter() - started
+        self.cpu[part] += time.process_time() - time.clock_gettime(self._clock) - cpu
 
-
-def timed(function: Callable[..., Any], seconds: dict[str, float], part: str) -> Callable[..., Any]:
-    """Return the function, which adds its seconds to those of a part."""
-
-    def measured(*arguments: Any, **named: Any) -> Any:
-        started = time.perf_counter()
-        try:
-            return function(*arguments, **named)
-        finally:
-            seconds[part] = seconds.get(part, 0.0) + time.perf_counter() - started
-
-    return measured
+    @property
+    def found(self) -> dict[str, float]:
+        """Seconds by part, of all parts that a step waits for, and of what is done aside."""
+        waits = sum(self.cpu[part] for part in PARTS)
+        aside = time.clock_gettime(self._clock) - self._begin + self.cpu.total() - waits
+        wall = sum(self.wall[part] for part in PARTS)
+        parts = {part: self.cpu[part] for part in PARTS}
+        return parts | {"waits, CPU": waits, "aside, CPU": aside, "all, CPU": waits + aside, "waits, wall": wall}
 
 
 def fill(rows: int, tokens: int) -> None:
     """Put a step's prompts and rows into the queue, in a worker, in narrow types so that they fit on one machine."""
-    import torch
     import transfer_queue as tq
     from tensordict import TensorDict
 

@@ -192,7 +192,7 @@ def test_an_advantage_of_a_whole_row_is_kept_for_each_token_of_its_turns(queue):
     assert [values.tolist() for _, _, values in found] == [[0.5, 0.5], [0.5, 0.5]]
 
 
-def test_scores_given_by_the_trainer_survive_the_tags_that_verl_returns_from_the_queue(queue, monkeypatch, tmp_path):
+def test_scores_given_by_the_trainer_are_those_of_the_advantages(queue, monkeypatch, tmp_path):
     for group in range(2):
         add_episode(queue, group, 0, 0.0)
         add_episode(queue, group, 1, 4.0 + group)
@@ -204,8 +204,7 @@ def test_scores_given_by_the_trainer_survive_the_tags_that_verl_returns_from_the
     made.train_dataset = GroupRows(made.job.spec.grl_agent.training_groups)
     metrics: dict[str, float] = {}
 
-    made._balance_batch(queue.meta(), metrics)
-    batch = made._compute_advantage(queue.meta(), metrics)
+    batch = made._compute_advantage(made._balance_batch(queue.meta(), metrics), metrics)
 
     assert [tag[SCORE] for tag in batch.tags] == [-2.0, 2.0, -2.5, 2.5]
     assert [tag[ADVANTAGE] > 0 for tag in batch.tags] == [False, True, False, True]
@@ -249,8 +248,8 @@ def advantages_of_dapo(
     made.algorithm = DapoAlgorithm(Dapo(overlong=Overlong(tokens=tokens, penalty=1.0)))
     made.train_dataset = GroupRows(made.job.spec.grl_agent.training_groups)
     metrics: dict[str, float] = {}
-    made._balance_batch(queue.meta(), metrics)
-    return metrics, made._compute_advantage(queue.meta(), metrics)
+    batch = made._compute_advantage(made._balance_batch(queue.meta(), metrics), metrics)
+    return metrics | made._described.result(), batch
 
 
 def test_groups_are_the_rows_of_the_data_set():
@@ -265,6 +264,7 @@ def test_metrics_come_from_the_tags_of_rows_unless_their_tokens_are_read(queue, 
     two_groups(queue)
     made = trainer(with_critic=with_critic)
     made.algorithm = GrpoAlgorithm(Grpo())
+    made.global_steps, made.total_training_steps = 1, 2
     monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda self, batch, metrics: metrics.update(source="tokens"))
     monkeypatch.setattr(trajectory_trainer, "metrics_of_tags", lambda batch, num_gpus: {"source": "tags"})
     monkeypatch.setattr(trajectory_trainer, "clear", lambda batch: None)

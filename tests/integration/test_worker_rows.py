@@ -11,7 +11,7 @@ from transfer_queue import BatchMeta, KVBatchMeta
 from verl.utils import transferqueue_utils
 from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
 
-from turnmill.training.row_advantages import ADVANTAGE, WorkerRows, clear, places_of, to_workers
+from turnmill.training.row_advantages import ADVANTAGE, ROW_VALUES, WorkerRows, clear, places_of, to_workers
 from turnmill.training.verl.config import compose_defaults
 
 KEYS = [f"task{number}_0_0" for number in range(7)]
@@ -81,6 +81,16 @@ def test_each_part_has_the_advantages_of_its_rows_and_no_tags():
     assert not any(part.custom_meta for part in parts)
 
 
+def test_each_part_has_the_values_of_its_rows():
+    batch = batch_of(KEYS)
+    batch.extra_info[ROW_VALUES] = {"is_compared": [True, False, True, True, False, False, True]}
+
+    parts = to_workers(batch).chunk(3)
+
+    assert [part.extra_info["is_compared"] for part in parts] == [[True, False, True], [True, False], [False, True]]
+    assert not any(ROW_VALUES in part.extra_info for part in parts)
+
+
 def test_columns_of_workers_leave_the_tags_of_their_rows():
     (part,) = to_workers(batch_of(KEYS[2:4])).chunk(1)
 
@@ -108,7 +118,7 @@ def test_rows_in_other_storage_keep_their_shapes_and_what_the_storage_knows_of_t
     backend = [{"responses": number} for number in range(5)]
     rows = BatchMeta([*range(5)], ["train"] * 5, schema, _custom_backend_meta=backend)
 
-    found, expected = WorkerRows(rows, None).chunk(2), rows.chunk(2)
+    found, expected = WorkerRows(rows, {}).chunk(2), rows.chunk(2)
 
     for part, of_verl in zip(found, expected, strict=True):
         assert part.field_schema == of_verl.field_schema

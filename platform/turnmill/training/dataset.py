@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from itertools import compress
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -71,17 +72,21 @@ def select(batch: KVBatchMeta, keep: Sequence[bool]) -> KVBatchMeta:
 
 def tag_column(batch: KVBatchMeta, name: str) -> Tensor:
     """Return a number in every row's tags, shape (rows,)."""
-    return torch.tensor([float(tag[name]) for tag in batch.tags])
+    return _column(batch, name, np.float64).float()
 
 
 def response_lengths(batch: KVBatchMeta) -> Tensor:
     """Return the number of each row's response tokens from its tags, shape (rows,)."""
-    return torch.tensor([int(tag["response_len"]) for tag in batch.tags])
+    return _column(batch, "response_len", np.int64)
 
 
 def prompt_lengths(batch: KVBatchMeta) -> Tensor:
     """Return the number of each row's prompt tokens from its tags, shape (rows,): the prompts stay in the queue."""
-    return torch.tensor([int(tag["prompt_len"]) for tag in batch.tags])
+    return _column(batch, "prompt_len", np.int64)
+
+
+def _column(batch: KVBatchMeta, name: str, kind: type[np.generic]) -> Tensor:
+    return torch.from_numpy(np.fromiter(map(itemgetter(name), batch.tags), kind, len(batch.tags)))
 
 
 def rows_as_columns(rows: Sequence[Row]) -> dict[str, np.ndarray]:

@@ -5,6 +5,7 @@ So the trainer sends a number per row and writes none per token, which at 250,00
 Axes: R rows.
 """
 
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -30,19 +31,22 @@ SHAPES = "per_sample_shapes"
 _COLUMN = "row_advantages"
 """Name under which a worker's method gets the advantages of its rows, beside their columns."""
 
+ROW_VALUES = "row_values"
+"""Name in a batch's `extra_info` of lists with a value for each row, by name; a worker gets those of its rows."""
+
 
 class WorkerRows(BatchMeta):
-    """Places of a step's rows in the queue, which are dealt to workers with the advantages of their tags.
+    """Places of a step's rows in the queue, which are dealt to workers with values of each row, by name.
 
     verl's own batch copies everything about all rows for every worker, and sends the tags as well.
     """
 
-    __slots__ = ("advantages",)
+    __slots__ = ("row_values",)
 
-    def __init__(self, places: BatchMeta, advantages: list[float] | None) -> None:
+    def __init__(self, places: BatchMeta, row_values: Mapping[str, Sequence[object]]) -> None:
         for name in BatchMeta.__slots__:
             setattr(self, name, getattr(places, name))
-        self.advantages = advantages
+        self.row_values = row_values
 
     def chunk(self, chunks: int) -> list[BatchMeta]:
         """Return the rows in as many parts; the first parts have a row more if they do not come out even."""
@@ -62,16 +66,17 @@ class WorkerRows(BatchMeta):
         )
         # Workers that write into the queue replace the tags of their rows by these, if there are any.
         part.custom_meta = []
-        if self.advantages is not None:
-            part.extra_info[_COLUMN] = self.advantages[rows]
+        part.extra_info |= {name: values[rows] for name, values in self.row_values.items()}
         return part
 
 
 def to_workers(batch: KVBatchMeta) -> BatchMeta:
     """Return the batch as it is dealt to workers, with the advantage of each row if the tags have it."""
-    has_advantages = bool(batch.tags) and ADVANTAGE in batch.tags[0]
-    advantages = [tag[ADVANTAGE] for tag in batch.tags] if has_advantages else None
-    return WorkerRows(places_of(batch) or kv_batch_meta2batch_meta(batch), advantages)
+    places = places_of(batch) or kv_batch_meta2batch_meta(batch)
+    values = dict(places.extra_info.pop(ROW_VALUES, {}))
+    if batch.tags and ADVANTAGE in batch.tags[0]:
+        values[_COLUMN] = [tag[ADVANTAGE] for tag in batch.tags]
+    return WorkerRows(places, values)
 
 
 def clear(batch: KVBatchMeta) -> None:

@@ -1,6 +1,8 @@
 """The batch of a step on its way through the trainer, against verl's."""
 
 import random
+from concurrent.futures import Future
+from threading import Event, Timer
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from support.row_queue import RowQueue
 from turnmill.training.batches import ragged
 from turnmill.training.shared_tags import SharedTags
+from turnmill.training.trainers import trajectory
 from turnmill.training.trainers.base import RunTrainer
 from turnmill.training.trainers.trajectory import TrajectoryTrainerSync
 
@@ -77,13 +80,17 @@ def test_a_step_returns_the_rows_with_their_tags_and_weighs_its_metrics_as_verl_
     tags = SharedTags({"seq_len": row, "is_padding": row == 3} for row in range(4))
     trained = KVBatchMeta(keys=[f"task_{row}_0" for row in range(4)], tags=tags, partition_id="train")
     weights: list[int] = []
+    noted: dict[str, float] = {}
 
     def train(self, metrics: dict[str, float], *_: object) -> KVBatchMeta:
         metrics["actor/loss"] = 0.1
+        self._described = Future()
+        self._described.set_result({"turnmill/turns": 3.0})
         return trained
 
     def note(self, metrics: dict[str, float], sample_count: int) -> None:
         weights.append(sample_count)
+        noted.update(metrics)
 
     monkeypatch.setattr(PPOTrainer, "_step_once", train)
     monkeypatch.setattr(trainer_base.MetricsAggregator, "add_step_metrics", note)
@@ -96,3 +103,31 @@ def test_a_step_returns_the_rows_with_their_tags_and_weighs_its_metrics_as_verl_
     assert found.keys == trained.keys
     assert all(tag is known for tag, known in zip(found.tags, tags, strict=True))
     assert weights == [3]
+    assert noted == {"actor/loss": 0.1, "turnmill/turns": 3.0}
+
+
+@pytest.mark.parametrize(("step", "waits"), [(1, False), (2, True)])
+def test_rows_are_cleared_beside_the_next_rollout_and_before_the_end_of_the_run(monkeypatch, step: int, waits: bool):
+    may_clear, cleared = Event(), []
+
+    def clear(batch: KVBatchMeta) -> None:
+        may_clear.wait(10)
+        cleared.extend(batch.keys)
+
+    monkeypatch.setattr(trajectory, "clear", clear)
+    monkeypatch.setattr(PPOTrainer, "_step_once", lambda self, *_: pytest.fail("not reached") if not cleared else batch)
+    trainer = TrajectoryTrainerSync.__new__(TrajectoryTrainerSync)
+    trainer.config, trainer.global_steps, trainer.total_training_steps = OmegaConf.create({"trainer": {}}), step, 2
+    batch = KVBatchMeta(keys=["a_0_0", "b_0_0"], tags=[{}, {}], partition_id="train")
+    if waits:
+        Timer(0.2, may_clear.set).start()
+
+    trainer._clear_all_but_one(batch)
+
+    assert batch.keys == ["a_0_0"]
+    assert cleared == (["b_0_0"] if waits else [])
+    may_clear.set()
+    trainer._described, trainer._trained = Future(), SharedTags()
+    trainer._described.set_result({})
+    trainer._step_once({}, {}, 1)
+    assert cleared == ["b_0_0"]

@@ -5,12 +5,9 @@ Axes: R rows, G response tokens.
 
 from collections.abc import Iterable
 
-import transfer_queue as tq
 from torch import Tensor
-from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.rollout_corr_helper import compute_offpolicy_metrics
 
-ENGINE_KL = ("kl", "k3_kl")
+_OUTCOMES = ("unsolved", "solved")
 
 
 def advantage_spread(advantages_RG: Tensor, weights_RG: Tensor) -> dict[str, float]:
@@ -32,30 +29,8 @@ def by_outcome(name: str, values: Iterable[tuple[bool, float, float]]) -> dict[s
 
     Each value is an episode's outcome, a sum and the number of things summed; the result is a mean over these things.
     """
-    sums: dict[bool, tuple[float, float]] = {}
+    of_outcome: tuple[list[tuple[float, float]], ...] = ([], [])
     for solved, total, count in values:
-        totals, counts = sums.get(solved, (0.0, 0.0))
-        sums[solved] = totals + total, counts + count
-    return {
-        f"{name}_{'solved' if solved else 'unsolved'}": total / count
-        for solved, (total, count) in sorted(sums.items())
-        if count
-    }
-
-
-def read_engine_kl(batch: KVBatchMeta) -> dict[str, float]:
-    """Fetch a batch's log-probs from the queue and return `engine_kl` of them."""
-    fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields).to_padded_tensor()
-    return engine_kl(data["old_log_probs"], data["rollout_log_probs"], data["response_mask"])
-
-
-def engine_kl(old_log_probs_RG: Tensor, rollout_log_probs_RG: Tensor, mask_RG: Tensor) -> dict[str, float]:
-    """Return verl's estimates of KL(engine || trainer), in nats per token; an empty mapping without trained tokens.
-
-    `kl` is the mean of the log-ratios, which may be negative, and `k3_kl` Schulman's estimate, which may not.
-    """
-    if not mask_RG.any():
-        return {}
-    found = compute_offpolicy_metrics(old_log_probs_RG, rollout_log_probs_RG, mask_RG)
-    return {f"rollout_corr/{name}": found[name] for name in ENGINE_KL}
+        of_outcome[solved].append((total, count))
+    sums = {label: [*map(sum, zip(*found, strict=True))] for label, found in zip(_OUTCOMES, of_outcome, strict=True)}
+    return {f"{name}_{label}": found[0] / found[1] for label, found in sums.items() if found and found[1]}

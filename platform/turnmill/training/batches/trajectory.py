@@ -22,7 +22,8 @@ from turnmill.observability.advantage_log import TokenAdvantages
 from turnmill.rollout.failure import FAILED, FAILURE
 from turnmill.rollout.queue_payload import decode
 from turnmill.rollout.row_tags import EPISODE, SCORE, TRAINED_TOKENS, UNSAMPLED_TOKENS
-from turnmill.training.advantages.index import group_of, row_number, trajectory_of
+from turnmill.training.advantages.index import TrajectoryIndex, group_of, row_number, trajectory_of
+from turnmill.training.advantages.precision import at_least_float32
 from turnmill.training.advantages.rows import Rows
 from turnmill.training.batches.ragged import padded, put_ragged
 from turnmill.training.dataset import prompt_lengths, response_lengths, select, tag_column
@@ -99,9 +100,11 @@ def split(batch: KVBatchMeta) -> Split:
 
 def last_rows(keys: Sequence[str]) -> list[int]:
     """Return the position of each trajectory's last row, in the order of the trajectories' first rows."""
+    names = [trajectory_of(key) for key in keys]
+    if len(set(names)) == len(names):
+        return [*range(len(names))]
     last: dict[str, int] = {}
-    for position, key in enumerate(keys):
-        name = trajectory_of(key)
+    for position, (name, key) in enumerate(zip(names, keys, strict=True)):
         known = last.get(name)
         if known is None or row_number(keys[known]) < row_number(key):
             last[name] = position
@@ -200,6 +203,12 @@ class TrajectoryBatch:
             states_R=self.states_R,
         )
 
+    def at_last_tokens(self, values_R: Tensor) -> Tensor:
+        """Place a value of each row at the row's last token, shape (rows, response tokens)."""
+        values_RG = torch.zeros_like(at_least_float32(self.scores_RG))
+        values_RG[torch.arange(len(values_R)), self.lengths_R - 1] = values_R.to(values_RG.dtype)
+        return values_RG
+
     @property
     def states_R(self) -> tuple[str, ...]:  # noqa: N802 (named for its axis)
         """State before the turn of each row; empty if rows are no turns."""
@@ -242,12 +251,10 @@ class TrajectoryBatch:
 
     def response_lengths(self) -> Iterator[tuple[bool, float, float]]:
         """Yield success, generated tokens and turns of each trajectory."""
-        tokens: Counter[str] = Counter()
-        for key, count in zip(self.meta.keys, self.trained_R.tolist(), strict=True):
-            tokens[trajectory_of(key)] += int(count)
-        names = [trajectory_of(self.meta.keys[row]) for row in self._last_rows]
-        for name, summary in zip(names, self.summaries, strict=True):
-            yield summary.success, tokens[name], summary.num_turns
+        index = TrajectoryIndex.of(self.meta.keys, self.trained_R)
+        tokens_K = self.trained_R.new_zeros(len(index.rows_K)).index_add_(0, index.trajectory_of_row, self.trained_R)
+        for summary, tokens in zip(self.summaries, tokens_K.tolist(), strict=True):
+            yield summary.success, tokens, summary.num_turns
 
     def write(self, advantages_RG: Tensor, returns_RG: Tensor, rewards_RG: Tensor) -> None:
         """Write advantages, returns and rewards of tokens to the queue, for verl's updates and metrics.

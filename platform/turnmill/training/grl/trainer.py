@@ -26,7 +26,7 @@ from turnmill.training.grl.reward_function import Conversations, RewardFunction
 from turnmill.training.grl.scores import GroupSelection, Scores, place_scores, scores_of_tokens
 from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
 from turnmill.training.trainers.sync import Sync
-from turnmill.training.trainers.trajectory import TrajectoryTrainer
+from turnmill.training.trainers.trajectory import Estimate, TrajectoryTrainer
 from turnmill.training.verl.types import Metrics, Row
 
 
@@ -129,11 +129,9 @@ class GrlTrainer(TrajectoryTrainer):
             tq.kv_clear(keys=dropped.keys, partition_id=dropped.partition_id)
         return select(survivors, kept)
 
-    def _compute_advantage(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
-        batch = super()._compute_advantage(batch, metrics)
+    def _describe(self, found: Estimate) -> Metrics:
         # Metrics of all episodes, including those that are not trained on.
-        metrics.update(self._step_metrics)
-        return batch
+        return super()._describe(found) | self._step_metrics
 
     def _length_penalties(self, rows: TrajectoryBatch) -> Tensor:
         """Return the sum of the penalties of each row's responses: the limit is that of a response, not of a row."""

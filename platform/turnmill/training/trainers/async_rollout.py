@@ -1,20 +1,15 @@
 """Asynchronous rollout: each step has rows of its own, requested up to `maxStaleness` steps in advance."""
 
-import transfer_queue as tq
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
-from verl.protocol import DataProto
 from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-from verl.utils.debug.metrics import calculate_debug_metrics
 
 from turnmill.rollout.llm_client import EngineClient, ResumingClient
 from turnmill.training.accelerators import demands
 from turnmill.training.verl import placement
 from turnmill.training.verl.engines import Engines
 from turnmill.training.verl.types import Metrics, ServerManager, WeightManager
-
-PROBABILITY_DIFFERENCES = "training/rollout_probs_diff_"
 
 
 class AsyncRolloutMixin(PPOTrainer):
@@ -63,23 +58,6 @@ class AsyncRolloutMixin(PPOTrainer):
         mode, self.trainer_mode = self.trainer_mode, "sync"
         super()._save_checkpoint()
         self.trainer_mode = mode
-
-    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
-        computed = super()._compute_old_log_prob(batch, metrics)
-        self._compare_on_policy_rows(batch, metrics)
-        return computed
-
-    def _compare_on_policy_rows(self, batch: KVBatchMeta, metrics: Metrics) -> None:
-        """Compare log-probs of rollout and trainer, on rows of the current policy: others differ anyway."""
-        for name in [name for name in metrics if name.startswith(PROBABILITY_DIFFERENCES)]:
-            del metrics[name]
-        on_policy = self._on_policy_rows(batch)
-        metrics["turnmill/fresh_rows"] = float(len(on_policy.keys))
-        compares = self.config.actor_rollout_ref.rollout.calculate_log_probs
-        if on_policy.keys and compares and not self.config.algorithm.rollout_correction.bypass_mode:
-            fields = ["old_log_probs", "rollout_log_probs", "response_mask", "responses"]
-            data = tq.kv_batch_get(keys=on_policy.keys, partition_id=on_policy.partition_id, select_fields=fields)
-            metrics.update(calculate_debug_metrics(DataProto(batch=data.to_padded_tensor())))
 
 
 class ColocateAsync(AsyncRolloutMixin, PPOTrainerColocateAsync):
@@ -154,9 +132,3 @@ class SeparateAsync(AsyncRolloutMixin, PPOTrainerSeparateAsync):
     def _compute_metrics(self, batch: KVBatchMeta, metrics: Metrics, *args: object, **kwargs: object) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         metrics["turnmill/engines"] = float(len(self._engines))
-
-    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
-        # All updates of a step start from the same weights, so no weights are saved for later ones.
-        computed = PPOTrainer._compute_old_log_prob(self, batch, metrics)
-        self._compare_on_policy_rows(batch, metrics)
-        return computed

@@ -18,7 +18,6 @@ from verl.single_controller.ray import ResourcePoolManager
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 from verl.trainer.ppo.utils import Role
-from verl.trainer.ppo.v1 import PPOTrainer
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 from verl.utils.seqlen_balancing import (
@@ -36,10 +35,10 @@ from turnmill.rollout.worker import LoopManager
 from turnmill.training import checkpoints
 from turnmill.training.advantages.precision import at_least_float32
 from turnmill.training.arrivals import Arrivals
-from turnmill.training.batches.diagnostics import read_engine_kl
 from turnmill.training.dataset import rows_as_columns, select
 from turnmill.training.recorder import RunRecorder, StepLogger
 from turnmill.training.rollout_correction import correct_rows
+from turnmill.training.trainers.responses import ResponseTrainer
 from turnmill.training.verl.correction_config import is_corrected
 from turnmill.training.verl.placement import PlacedPools
 from turnmill.training.verl.safe_loading import weights_only
@@ -51,7 +50,7 @@ POLL_INTERVAL_SECONDS = 0.02
 _BEAT_SECONDS = 5.0
 
 
-class RunTrainer(PPOTrainer):
+class RunTrainer(ResponseTrainer):
     """Base of all trainers; it is mixed into verl's trainer of each mode."""
 
     config: DictConfig
@@ -164,21 +163,6 @@ class RunTrainer(PPOTrainer):
         batch.reorder([row for part in parts for row in part])
         metrics.update(log_seqlen_unbalance(lengths, parts, prefix="global_seqlen"))
         return batch
-
-    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
-        computed = super()._compute_old_log_prob(batch, metrics)
-        rows = self._on_policy_rows(batch)
-        # Without log-probs of the engine, verl does not compare them.
-        if rows.keys and metrics.get("training/rollout_probs_diff_valid"):
-            metrics.update(read_engine_kl(rows))
-        return computed
-
-    def _on_policy_rows(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """Return the rows that the policy generated with its present weights; in the mode `sync`, all."""
-        if self.job.spec.training.mode == "sync":
-            return batch
-        version = max(0, self.global_steps - 1)
-        return select(batch, [tag.get("min_global_steps") == version for tag in batch.tags])
 
     def _after_kl(
         self, scores: Tensor, old_log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, metrics: Metrics

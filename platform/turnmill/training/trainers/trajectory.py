@@ -6,6 +6,8 @@ Axes: R rows, G response tokens.
 import math
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -23,7 +25,7 @@ from turnmill.observability.advantage_log import TokenAdvantages
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.row_tags import EPISODE
 from turnmill.training.advantages.precision import at_least_float32
-from turnmill.training.advantages.rows import mean_over_trajectories
+from turnmill.training.advantages.rows import Rows, mean_over_trajectories
 from turnmill.training.algorithms import trajectory_algorithm_of
 from turnmill.training.algorithms.base import TrajectoryAlgorithm
 from turnmill.training.batches.diagnostics import advantage_spread
@@ -49,13 +51,38 @@ from turnmill.training.trainers.sync import Sync
 from turnmill.training.verl.types import Metrics
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """Advantages of a step's rows, and what they come from."""
+
+    rows: TrajectoryBatch
+    rewarded: Rows
+    penalties_R: Tensor
+    advantages_RG: Tensor
+    returns_RG: Tensor
+
+
 class TrajectoryTrainer(RunTrainer):
     """verl's trainer with steps of whole trajectories."""
+
+    _estimated: Future[Estimate]
+    """Advantages that no token is read for."""
+
+    _described: Future[Metrics]
+    """Metrics of the step's trajectories."""
+
+    _cleared: Future[None] | None = None
+    """End of the clearing of the step before."""
 
     @cached_property
     def algorithm(self) -> TrajectoryAlgorithm[Any]:
         """The algorithm, with the job's settings."""
         return trajectory_algorithm_of(self.job.spec.trajectory_algorithm)
+
+    @cached_property
+    def _aside(self) -> ThreadPoolExecutor:
+        """What is done beside others' work: advantages and metrics while workers compute, clearing during rollout."""
+        return ThreadPoolExecutor(1)
 
     def _setup(self) -> None:
         super()._setup()
@@ -93,7 +120,11 @@ class TrajectoryTrainer(RunTrainer):
         self._tags = dict(zip(selected.keys, selected.tags, strict=True))
         selected.tags = without(selected.tags, EPISODE)
         self._size_minibatches(len(selected.keys))
-        return super()._balance_batch(selected, metrics, **named)
+        batch = super()._balance_batch(selected, metrics, **named)
+        if not self._reads_tokens:
+            # Nothing that workers compute is needed for it.
+            self._estimated = self._aside.submit(self._estimate, self._with_summaries(batch), {})
+        return batch
 
     def _num_trajectories(self, num_tasks: int) -> int:
         """Return the number of trajectories of the first tasks of a step."""
@@ -132,28 +163,42 @@ class TrajectoryTrainer(RunTrainer):
             tq.kv_clear(keys=parts.failed.keys, partition_id=parts.failed.partition_id)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Estimate the advantages of trajectories that did not fail, after the KL penalty."""
+        """Give rows that did not fail their advantages, after the KL penalty."""
         # Without column names, so that the update reads the columns added here, too.
         batch = select(batch, [True] * len(batch.keys))
-        batch.tags = SharedTags(self._tags.get(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True))
-        rows = self._read_rows(self._rows_of(batch))
+        found = self._estimate(self._with_summaries(batch), metrics) if self._reads_tokens else self._estimated.result()
+        columns = found.advantages_RG, found.returns_RG, found.rewarded.rewards_RG
+        found.rows.write(*columns)
+        self._correct_off_policy(found.rows.meta, metrics)
+        self._fill_padding(batch)
+        self._described = self._aside.submit(self._describe, found)
+        return batch if self._reads_tokens else with_advantages(batch, found.rows.meta, *columns)
+
+    def _with_summaries(self, batch: KVBatchMeta) -> KVBatchMeta:
+        """Return the rows of a batch without padding, with the summaries of their trajectories."""
+        rows = self._rows_of(batch)
+        rows.tags = SharedTags(self._tags[key] for key in rows.keys)
+        return rows
+
+    def _estimate(self, batch: KVBatchMeta, metrics: Metrics) -> Estimate:
+        """Estimate the advantages of a step's rows, after the KL penalty, whose metrics are added."""
+        rows = self._read_rows(batch)
         penalties_R = self._length_penalties(rows)
-        rewards_RG = self._rewards_after_kl(rows, metrics) + _at_last_tokens(penalties_R, rows)
+        rewards_RG = self._rewards_after_kl(rows, metrics) + rows.at_last_tokens(penalties_R)
         rewarded = rows.with_rewards(rewards_RG)
-        advantages_RG, returns_RG = self.algorithm.advantages(rewarded)
-        rows.write(advantages_RG, returns_RG, rewards_RG)
+        return Estimate(rows, rewarded, penalties_R, *self.algorithm.advantages(rewarded))
+
+    def _describe(self, found: Estimate) -> Metrics:
+        """Write the advantages into the log, and return the metrics of the trajectories."""
+        rows, rewarded, advantages_RG = found.rows, found.rewarded, found.advantages_RG
         means_R = mean_over_trajectories(advantages_RG, rewarded, rows.weights_RG)
         self.trajectory_log.advantages.write(self.global_steps, rows.by_trajectory(means_R))
         self.trajectory_log.advantages.write_tokens(self.global_steps, self._turn_advantages(rows, advantages_RG))
-        self._correct_off_policy(rows.meta, metrics)
-        self._fill_padding(batch)
-        metrics.update(self.algorithm.metrics(rewarded, penalties_R))
-        metrics.update(advantage_spread(advantages_RG, rows.weights_RG))
-        metrics.update(trajectory_metrics(rows, self._split, at_once=self._num_at_once))
-        batch.tags = without(batch.tags, EPISODE)
-        if self._reads_tokens:
-            return batch
-        return with_advantages(batch, rows.meta, advantages_RG, returns_RG, rewards_RG)
+        return (
+            self.algorithm.metrics(rewarded, found.penalties_R)
+            | advantage_spread(advantages_RG, rows.weights_RG)
+            | trajectory_metrics(rows, self._split, at_once=self._num_at_once)
+        )
 
     def _length_penalties(self, rows: TrajectoryBatch) -> Tensor:
         """Return what is added to each row's reward for its length, shape (rows,)."""
@@ -191,15 +236,14 @@ class TrajectoryTrainer(RunTrainer):
 
     def _fill_padding(self, batch: KVBatchMeta) -> None:
         """Write zeros into the columns of padding rows, which verl's update reads with the others."""
-        padding = select(batch, [bool(tag.get("is_padding", False)) for tag in batch.tags])
+        names = ["advantages", "returns", "token_level_rewards"] if self._reads_tokens else []
+        if self.config.algorithm.rollout_correction.rollout_is is not None:
+            names.append(WEIGHTS)
+        padding = select(batch, [bool(tag.get("is_padding", False)) for tag in batch.tags] if names else [])
         if padding.keys:
             lengths_R = response_lengths(padding)
             zeros_RG = torch.zeros(len(padding.keys), int(lengths_R.max()))
-            names = ["advantages", "returns", "token_level_rewards"] if self._reads_tokens else []
-            if self.config.algorithm.rollout_correction.rollout_is is not None:
-                names.append(WEIGHTS)
-            if names:
-                put_ragged(padding, dict.fromkeys(names, zeros_RG), lengths_R)
+            put_ragged(padding, dict.fromkeys(names, zeros_RG), lengths_R)
 
     def step(self, metrics: Metrics, timing_raw: Metrics) -> KVBatchMeta:
         """Train on the rows of a step, and return them with their tags, of which verl would make copies."""
@@ -208,8 +252,11 @@ class TrajectoryTrainer(RunTrainer):
         batch.tags = self._trained
         return batch
 
-    def _step_once(self, *args: Any) -> KVBatchMeta:
-        batch = super()._step_once(*args)
+    def _step_once(self, metrics: Metrics, *args: Any) -> KVBatchMeta:
+        if self._cleared is not None:
+            self._cleared.result()
+        batch = super()._step_once(metrics, *args)
+        metrics.update(self._described.result())
         self._trained += batch.tags
         kinds = {is_padding: {"is_padding": is_padding} for is_padding in (False, True)}
         batch.tags = SharedTags(kinds[bool(tag.get("is_padding", False))] for tag in batch.tags)
@@ -223,10 +270,13 @@ class TrajectoryTrainer(RunTrainer):
             self._clear_all_but_one(batch)
 
     def _clear_all_but_one(self, batch: KVBatchMeta) -> None:
-        """Drop rows that are not needed any more; verl drops the first one, and would take longer for all."""
+        """Drop rows that are not needed any more, beside the next rollout; verl drops the first one."""
         if len(batch.keys) > 1 and not self.config.trainer.get("rollout_data_dir", None):
-            clear(KVBatchMeta(keys=batch.keys[1:], tags=batch.tags[1:], partition_id=batch.partition_id))
+            others = KVBatchMeta(keys=batch.keys[1:], tags=batch.tags[1:], partition_id=batch.partition_id)
             del batch.keys[1:], batch.tags[1:]
+            self._cleared = self._aside.submit(clear, others)
+            if self.global_steps >= self.total_training_steps:
+                self._cleared.result()
 
     def _measure_validation(self, batch: KVBatchMeta, *, num_episodes: int) -> dict[str, float]:
         parts = split(batch)
@@ -235,13 +285,6 @@ class TrajectoryTrainer(RunTrainer):
         summaries = read_summaries(parts.survivors, EpisodeSummary)
         samples = self.job.spec.training.validation.samples
         return validation_metrics(summaries, num_failed=len(parts.failed.keys)) | sample_metrics(summaries, samples)
-
-
-def _at_last_tokens(values_R: Tensor, rows: TrajectoryBatch) -> Tensor:
-    """Place a value of each row at the row's last token, shape (rows, response tokens)."""
-    values_RG = torch.zeros_like(at_least_float32(rows.scores_RG))
-    values_RG[torch.arange(len(values_R)), rows.lengths_R - 1] = values_R.to(values_RG.dtype)
-    return values_RG
 
 
 class TrajectoryTrainerSync(TrajectoryTrainer, Sync):

@@ -11,6 +11,7 @@ from verl.single_controller.base.worker_group import WorkerGroup
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+from turnmill.training.response_columns import Asked
 from turnmill.training.row_advantages import fill_in_advantages, to_workers
 from turnmill.training.verl import fsdp_engines  # noqa: F401  (registered on import)
 
@@ -50,26 +51,29 @@ class PolicyWorker(ActorRolloutRefWorker):
         return trained
 
     @register(dispatch_mode=dealt("actor"))  # type: ignore[untyped-decorator]
-    def compute_log_prob(self, data: TensorDict) -> TensorDict:
+    def compute_log_prob(self, data: TensorDict) -> TensorDict | None:
         """Return log-probs and entropies of the rows' tokens."""
-        computed: TensorDict = super().compute_log_prob(data)
-        return computed
+        asked = Asked.of(data)
+        computed: TensorDict | None = super().compute_log_prob(data)
+        return computed if asked is None or computed is None else asked.log_probs(computed, self.config)
 
     @register(dispatch_mode=dealt("ref"))  # type: ignore[untyped-decorator]
-    def compute_ref_log_prob(self, data: TensorDict) -> TensorDict:
+    def compute_ref_log_prob(self, data: TensorDict) -> TensorDict | None:
         """Return the reference model's log-probs of the rows' tokens."""
-        computed: TensorDict = super().compute_ref_log_prob(data)
-        return computed
+        asked = Asked.of(data)
+        computed: TensorDict | None = super().compute_ref_log_prob(data)
+        return computed if asked is None or computed is None else asked.log_probs(computed, self.config)
 
 
 class CriticWorker(SeededWorker):
     """Worker of the critic."""
 
     @register(dispatch_mode=dealt("train"), blocking=False)  # type: ignore[untyped-decorator]
-    def infer_batch(self, data: TensorDict) -> TensorDict:
+    def infer_batch(self, data: TensorDict) -> TensorDict | None:
         """Return the values of the rows' tokens."""
-        computed: TensorDict = super().infer_batch(data)
-        return computed
+        asked = Asked.of(data)
+        computed: TensorDict | None = super().infer_batch(data)
+        return computed if asked is None or computed is None else asked.responses(computed, "values")
 
     @register(dispatch_mode=dealt("train"), blocking=False)  # type: ignore[untyped-decorator]
     def train_mini_batch(self, data: TensorDict) -> TensorDict:

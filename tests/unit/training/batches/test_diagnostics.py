@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from turnmill.training.batches.diagnostics import advantage_spread, by_outcome, engine_kl
+from turnmill.training.batches.diagnostics import advantage_spread, by_outcome
+from turnmill.training.response_columns import engine_kl
 
 
 def test_the_spread_of_advantages_covers_trained_tokens():
