@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 from turnmill.core.errors import SettingsError
 from turnmill.jobs.yaml_file import parse_yaml
 from turnmill.training.grl.config import job_data
+from turnmill.training.grl.config_files import with_defaults
 from turnmill.training.verl.command_line import config_file
-from turnmill.training.verl.config_files import with_defaults
 from turnmill.training.verl.converted_job import Conversion
 
 CONFIGS = "configs"

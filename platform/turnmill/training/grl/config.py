@@ -19,7 +19,7 @@ from turnmill.jobs.grl_agent import AgentConfig, GrlAgent
 from turnmill.jobs.settings import Settings
 from turnmill.jobs.values import fields_by_alias, sections_in, tag_of
 from turnmill.training.grl import env_config
-from turnmill.training.verl.config_files import with_defaults
+from turnmill.training.grl.config_files import with_defaults
 
 Configuration: TypeAlias = Mapping[str, object] | DictConfig | Path | str
 """A GRL configuration: a mapping, an OmegaConf configuration, or the path of a YAML file."""
