@@ -37,6 +37,11 @@ def files_of(job: Path) -> list[Path]:
     return closure((file for file in _files() if _room(file) in (None, *own)), uses)
 
 
+def is_used_by_all(file: Path) -> bool:
+    """Return whether every job uses a file for its place; it need not exist any more."""
+    return _room(file) is None
+
+
 def _room(file: Path) -> str | None:
     """Return the room of a file, or None for what every job uses."""
     folder, *rest = file.relative_to(PLATFORM).with_suffix("").parts

@@ -240,7 +240,8 @@ def arguments_of(example: str) -> list[str]:
 @cache
 def hash_of(example: str) -> str:
     """Return the hash of all that decides what an example learns: its file, settings, code and packages; 12 digits."""
-    total = hashlib.sha256(" ".join(filter(None, map(_hash_of_file, files_of(job_of(example))))).encode())
+    files = sorted({*files_of(job_of(example)), *_removed()})
+    total = hashlib.sha256(" ".join(filter(None, map(_hash_of_file, files))).encode())
     for file in (job_of(example), PACKAGES):
         total.update(b"\n".join(line for line in file.read_bytes().splitlines() if not line.lstrip().startswith(b"#")))
     total.update(" ".join(arguments_of(example)).encode())
@@ -251,13 +252,21 @@ def hash_of(example: str) -> str:
 def _hash_of_file(file: Path) -> str:
     """Return the hash of a file that several examples use: of the first with which their steps are the same.
 
-    It is empty if the file was added, and the steps are the same as without it.
+    It is empty if the file was added, and the steps are the same as without it. A removed one has the hash that it had.
     """
-    place, seen = (str(file.relative_to(Path(__file__).parents[1])), hash_code([file])), set[tuple[str, str]]()
+    now = hash_code([file]) if file not in _removed() else ""
+    place, seen = (str(file.relative_to(Path(__file__).parents[1])), now), set[tuple[str, str]]()
     while place in _earlier() and place not in seen:
         seen.add(place)
         place = place[0], _earlier()[place]
     return place[1]
+
+
+@cache
+def _removed() -> frozenset[Path]:
+    """Return the files that were removed, without which the steps of all examples are the same."""
+    files = (Path(__file__).parents[1] / same.file for same in read_results(SAME_STEPS, SameSteps) if not same.now)
+    return frozenset(file for file in files if not file.exists())
 
 
 @cache
@@ -271,7 +280,7 @@ def _earlier() -> Mapping[tuple[str, str], str]:
 class SameSteps:
     """A file with which examples do the same steps, in every digit, as with an earlier one; see `same_steps.py`.
 
-    `was` is empty if there was no such file.
+    `was` is empty if there was no such file, `now` if there is none any more.
     """
 
     file: str

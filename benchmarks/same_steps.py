@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from example_code import FOLDERS, files_of
+from example_code import FOLDERS, files_of, is_used_by_all
 from learning import SAME_STEPS, SameSteps, arguments_of, examples, job_of
 from results_file import ROOT, append_result
 from runs import table
@@ -45,7 +45,7 @@ OF_TIME_AND_MEMORY = re.compile(
 
 @dataclass(frozen=True)
 class Change:
-    """A file of the platform that two states of the code have otherwise; `was` is empty if one does not have it."""
+    """A file of the platform that two states of the code have otherwise: `was` or `now` is empty if one has none."""
 
     file: str
     was: str
@@ -60,11 +60,11 @@ def main() -> None:
     arguments = parser.parse_args()
     with _checkout(arguments.commit) as old, tempfile.TemporaryDirectory() as runs:
         of_any = _used(examples())
-        changes = [change for change in _changes(old) if change.file in of_any]
+        changes = [change for change in _changes(old) if not change.now or change.file in of_any]
         if not changes:
             sys.exit(f"Nothing that examples use has changed since {arguments.commit}.")
         used = _used(arguments.examples)
-        if unused := [change.file for change in changes if change.file not in used]:
+        if unused := [change.file for change in changes if change.now and change.file not in used]:
             sys.exit(f"No example among {', '.join(arguments.examples)} uses {', '.join(unused)}.")
         rows, differ = [], []
         for example in arguments.examples:
@@ -102,16 +102,18 @@ def _checkout(commit: str) -> Iterator[Path]:
 
 
 def _changes(old: Path) -> Iterator[Change]:
-    """Yield the files that were changed or added; exits if one was removed."""
+    """Yield the files that were changed, added or removed; exits if not all examples used a removed one."""
     platform = Path("platform") / "turnmill"
     files = [
         {path.relative_to(root) for folder in FOLDERS for path in (root / platform / folder).rglob("*.py")}
         for root in (old, ROOT)
     ]
-    if removed := files[0] - files[1]:
-        sys.exit(f"Removed, so that the examples are of other code: {', '.join(map(str, sorted(removed)))}")
-    for file in sorted(files[1]):
-        was, now = hash_code([old / file]) if file in files[0] else "", hash_code([ROOT / file])
+    if removed := [str(file) for file in sorted(files[0] - files[1]) if not is_used_by_all(ROOT / file)]:
+        sys.exit(f"Removed, so that some examples are of other code: {', '.join(removed)}")
+    for file in sorted(files[0] | files[1]):
+        was, now = (
+            hash_code([root / file]) if file in found else "" for root, found in zip((old, ROOT), files, strict=True)
+        )
         if was != now:
             yield Change(str(file), was, now)
 

@@ -204,7 +204,7 @@ def test_algorithms_are_compared_over_the_seeds_once_two_of_them_have_results(le
 
 
 def forget_hashes(learning: ModuleType) -> None:
-    for cached in (learning.hash_of, learning._hash_of_file, learning._earlier):
+    for cached in (learning.hash_of, learning._hash_of_file, learning._removed, learning._earlier):
         cached.cache_clear()
 
 
@@ -229,6 +229,32 @@ def test_a_result_of_code_with_the_same_steps_is_not_stale(learning, tmp_path, m
     assert is_current()
     changed[file] = "c" * 64
     assert not is_current()
+
+
+def test_a_file_that_was_removed_without_changing_any_step_leaves_results_valid(learning, tmp_path, monkeypatch):
+    monkeypatch.setattr(learning, "SAME_STEPS", tmp_path / "same_steps.jsonl")
+    files = learning.files_of(learning.job_of("babyai-goto-cpu"))
+    removed = files[1].with_name("removed.py")
+    monkeypatch.setattr(learning, "files_of", lambda job: [*files, removed])
+    monkeypatch.setattr(learning, "hash_code", lambda paths: "a" * 64 if paths == [removed] else hash_code(paths))
+    forget_hashes(learning)
+    add(learning, 0)
+    monkeypatch.setattr(learning, "files_of", lambda job: files)
+    name = str(removed.relative_to(PROGRAM.parents[1]))
+    same = {"file": name, "commit": "0a1b2c3", "examples": ["babyai-goto-cpu"], "date": "2026-01-02", "now": ""}
+
+    def is_current() -> bool:
+        forget_hashes(learning)
+        return bool(learning.results()[0].is_current)
+
+    assert not is_current()
+    learning.append_result(learning.SAME_STEPS, learning.SameSteps(**same, was="b" * 64))
+    assert not is_current()
+    learning.append_result(learning.SAME_STEPS, learning.SameSteps(**same, was="a" * 64))
+    assert not is_current()
+    (tmp_path / "same_steps.jsonl").unlink()
+    learning.append_result(learning.SAME_STEPS, learning.SameSteps(**same, was="a" * 64))
+    assert is_current()
 
 
 def test_a_file_that_was_added_without_changing_any_step_leaves_results_valid(learning, tmp_path, monkeypatch):

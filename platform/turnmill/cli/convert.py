@@ -8,7 +8,7 @@ import typer
 from turnmill.cli.console import errors, say
 
 if TYPE_CHECKING:
-    from turnmill.training.verl.converted_job import Conversion
+    from turnmill.conversion.converted_job import Conversion
 
 app = typer.Typer(no_args_is_help=True, help="Print a job file made from the settings of another system.")
 
@@ -27,7 +27,7 @@ Output = Annotated[Path | None, typer.Option(help="Write the job there, not to s
 @app.command(context_settings=ANY_WORDS)
 def verl(settings: Words, steps: Steps = None, output: Output = None) -> None:
     """Print a job file made from a verl command line; on stderr, say what has no place in it."""
-    from turnmill.training.verl.conversion import convert
+    from turnmill.conversion.verl import convert
 
     _print(convert(settings, steps=steps), output)
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from turnmill.conversion.command_line import config_file
+from turnmill.conversion.converted_job import Conversion
 from turnmill.core.errors import SettingsError
 from turnmill.jobs.yaml_file import parse_yaml
 from turnmill.training.grl.config import job_data
 from turnmill.training.grl.config_files import with_defaults
-from turnmill.training.verl.command_line import config_file
-from turnmill.training.verl.converted_job import Conversion
 
 CONFIGS = "configs"
 """Folder of GRL's files, which its script reads."""

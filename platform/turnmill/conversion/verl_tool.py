@@ -5,12 +5,12 @@ from pathlib import Path
 
 from pydantic.alias_generators import to_snake
 
+from turnmill.conversion.command_line import read_settings
+from turnmill.conversion.converted_job import Conversion, new_job
+from turnmill.conversion.verl import put_learning
 from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.jobs.values import fields_by_alias
 from turnmill.training.verl import conversion
-from turnmill.training.verl.command_line import read_settings
-from turnmill.training.verl.conversion import put_learning
-from turnmill.training.verl.converted_job import Conversion, new_job
 
 AGENT = "actor_rollout_ref.agent"
 

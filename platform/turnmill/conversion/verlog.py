@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 
+from turnmill.conversion.command_line import read_settings
+from turnmill.conversion.converted_job import Conversion, new_job, put_rest
+from turnmill.conversion.verl import put_fields
 from turnmill.core.errors import SettingsError
-from turnmill.training.verl.command_line import read_settings
-from turnmill.training.verl.conversion import put_fields
-from turnmill.training.verl.converted_job import Conversion, new_job, put_rest
 
 ACTOR, ROLLOUT, CRITIC, TRAINER = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "critic", "trainer"
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from turnmill.conversion.command_line import read_settings
 from turnmill.core.errors import SettingsError
-from turnmill.training.verl.command_line import read_settings
 
 FILE = """
 hydra: {searchpath: [file://verl/trainer/config]}

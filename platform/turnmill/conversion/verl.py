@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from turnmill.conversion.command_line import read_settings
+from turnmill.conversion.converted_job import ACTOR, LOOPS, MULTI_TURN, ROLLOUT, Conversion, new_job, put_rest
 from turnmill.core.errors import SettingsError
 from turnmill.jobs.algorithm import AlgorithmSettings
 from turnmill.jobs.values import fields_by_alias, sections_in, tag_of
-from turnmill.training.verl.command_line import read_settings
-from turnmill.training.verl.converted_job import ACTOR, LOOPS, MULTI_TURN, ROLLOUT, Conversion, new_job, put_rest
 
 FIELDS: Mapping[str, str] = {
     "actor_rollout_ref.model.path": "model.path",

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from turnmill.conversion.command_line import ENGINE
 from turnmill.jobs.job import API_VERSION, KIND
-from turnmill.training.verl.command_line import ENGINE
 from turnmill.training.verl.config import unknown_verl_settings
 from turnmill.training.verl.known_settings import NO_OTHER_ENGINE, names_without_effect
 

@@ -2,10 +2,10 @@ import pytest
 import yaml
 
 from turnmill.cli.main import main
+from turnmill.conversion.verl import FIELDS, convert
 from turnmill.core.errors import SettingsError
 from turnmill.jobs.validation import validate
 from turnmill.training.verl.config import compose_defaults
-from turnmill.training.verl.conversion import FIELDS, convert
 from turnmill.training.verl.known_settings import unknown_names
 
 SCRIPT = [
