@@ -22,7 +22,7 @@ from pathlib import Path
 
 import originals_scripts
 import originals_tools
-from originals_outcome import Outcome
+from originals_outcome import CHECKED, Outcome
 from results_file import append_result, present_commit, read_results
 
 ROOT = Path(__file__).parents[1]
@@ -100,11 +100,21 @@ def commit_of(folder: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def latest() -> list[Result]:
+    """Return the last result of each file; that a job is valid says less than a step that was trained before."""
+    found: dict[tuple[str, str], Result] = {}
+    for result in read_results(RESULTS, Result):
+        before = found.get((result.system, result.file))
+        if before is None or not (before.outcome == result.outcome == "works" and result.done == CHECKED):
+            found[result.system, result.file] = result
+    return list(found.values())
+
+
 def page() -> str:
     """Return the page of the last result of each file."""
-    latest = {(r.system, r.file): r for r in read_results(RESULTS, Result)}
+    results = latest()
     counts = {
-        name: [sum(r.outcome == name for r in latest.values() if r.system == s) for s in SYSTEMS]
+        name: [sum(r.outcome == name for r in results if r.system == s) for s in SYSTEMS]
         for name in ("works", "refused", "fails")
     }
     lines = [
@@ -128,7 +138,7 @@ def page() -> str:
         "",
     ]
     for system in SYSTEMS:
-        own = sorted((r for r in latest.values() if r.system == system), key=lambda r: r.file)
+        own = sorted((r for r in results if r.system == system), key=lambda r: r.file)
         if not own:
             continue
         lines += [

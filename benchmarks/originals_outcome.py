@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+CHECKED = "converted and checked"
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

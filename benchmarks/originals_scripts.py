@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from originals_outcome import Outcome, chosen
+from originals_outcome import CHECKED, Outcome, chosen
 
 from turnmill.cli.main import main as turnmill
 
@@ -129,7 +129,7 @@ def _tried(system: str, name: str, job: Path, copy: Path, sentences: list[str], 
             system, name, "converted", "refused" if problems else "fails", [*(problems or said[-3:]), *sentences]
         )
     if not trains:
-        return Outcome(system, name, "converted and checked", "works", sentences)
+        return Outcome(system, name, CHECKED, "works", sentences)
     run = job.with_name("run")
     shutil.rmtree(run, ignore_errors=True)
     # Not by `python -m`, which would find verl in the folder of the clone.
@@ -147,7 +147,9 @@ def _turnmill(*arguments: str, cwd: Path) -> tuple[int, list[str]]:
     os.environ.update({"COLUMNS": "2000", "NO_COLOR": "1"})
     with chdir(cwd), redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         code = turnmill([*arguments])
-    return code, [line for line in (out.getvalue() + err.getvalue()).splitlines() if line.strip()]
+    # A script names its files below the folder and below the one for temporary files.
+    said = (out.getvalue() + err.getvalue()).replace(f"{cwd}/", "").replace(f"{cwd.parent}/".lstrip("/"), "")
+    return code, [line for line in said.splitlines() if line.strip()]
 
 
 @contextmanager
@@ -193,6 +195,8 @@ def _shrunk(data: dict[str, Any], scratch: Path) -> dict[str, Any]:
     engine = spec.get("resources", {}).get("train", {}).get("engine")
     spec["resources"] = {"device": "cpu", **({"train": {"engine": engine}} if engine else {})}
     spec.pop("tracking", None)
+    # FSDP shards on GPUs alone; without them it is FSDP2.
+    spec["verl"] = {name: value for name, value in spec.get("verl", {}).items() if not name.endswith(".strategy")}
     agent, training, algorithm = spec["agent"], spec["training"], spec["algorithm"]
     training |= {"steps": 1, "checkpointEvery": 1, "validation": {"episodes": 0}, "maxFailedRatio": 1}
     if agent["type"] == "verlog":

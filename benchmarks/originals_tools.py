@@ -101,7 +101,7 @@ def outcomes(folder: Path, names: Sequence[str], scratch: Path) -> Iterator[Outc
 def _served(file: str, tool: str, folder: Path, calls: Sequence[Call], environment: Mapping[str, str]) -> Outcome:
     done = "served; " + ("one call" if len(calls) == 1 else f"{len(calls)} calls")
     command = [sys.executable, "-m", "turnmill.cli.main", "tool-server", "--tool-type", tool, "--port", "0"]
-    settings = ("--set", f"TOOLS_FOLDER={folder}", "--set", "VERL_TOOL_IMPORTS=on")
+    settings = ("--set", f"TOOLS_FOLDER={folder}", "--set", "VERL_TOOL_IMPORTS=on", "--max-concurrent-requests", "64")
     with subprocess.Popen(
         [*command, *settings],
         cwd=folder,
