@@ -132,9 +132,9 @@ def _tried(system: str, name: str, job: Path, copy: Path, sentences: list[str], 
         return Outcome(system, name, CHECKED, "works", sentences)
     run = job.with_name("run")
     shutil.rmtree(run, ignore_errors=True)
-    # Not by `python -m`, which would find verl in the folder of the clone.
+    # Not in the folder of the clone, whose verl Python would find there.
     command = [str(Path(sys.executable).with_name("turnmill")), "run", str(job), "--output", str(run)]
-    ran = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=STEP_SECONDS, check=False)
+    ran = subprocess.run(command, cwd=job.parent, capture_output=True, text=True, timeout=STEP_SECONDS, check=False)
     metrics = run / "metrics.jsonl"
     if ran.returncode == 0 and metrics.exists() and metrics.read_text().strip():
         return Outcome(system, name, "converted; a step trained", "works", sentences)
