@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from turnmill.core.errors import SettingsError
 from turnmill.jobs.yaml_file import parse_yaml
-from turnmill.training.verl.config_files import VERLS_OWN, all_defaults, with_defaults
+from turnmill.training.grl.config_files import VERLS_OWN, all_defaults, with_defaults
 
 ENGINE = "model_engine"
 """verl's own name for the engine of the training."""
