@@ -317,7 +317,8 @@ def page() -> str:
     """Return the page of all mutants whose files are as they were."""
     reasons: dict[str, Any] = tomllib.loads(REASONS.read_text()) if REASONS.exists() else {}
     first = {result.key: result for result in reversed(read_results(RESULTS, Result))}
-    current = [r for r in latest().values() if hash_code([PLATFORM / r.file])[:12] == r.code]
+    there = [r for r in latest().values() if (PLATFORM / r.file).exists()]
+    current = [r for r in there if hash_code([PLATFORM / r.file])[:12] == r.code]
     lines = [
         "# Mutants",
         "",
