@@ -5,12 +5,12 @@ from pathlib import Path
 
 from pydantic.alias_generators import to_snake
 
+from turnmill.conversion import verl
 from turnmill.conversion.command_line import read_settings
 from turnmill.conversion.converted_job import Conversion, new_job
 from turnmill.conversion.verl import put_learning
 from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.jobs.values import fields_by_alias
-from turnmill.training.verl import conversion
 
 AGENT = "actor_rollout_ref.agent"
 
@@ -18,7 +18,7 @@ FIELDS: Mapping[str, str] = {
     # Fields of other agents are none of this one's.
     **{
         name: path
-        for name, path in conversion.FIELDS.items()
+        for name, path in verl.FIELDS.items()
         if not path.startswith("agent.") or path.removeprefix("agent.") in fields_by_alias(ToolAgent)
     },
     **{f"{AGENT}.{to_snake(name)}": f"agent.{name}" for name in fields_by_alias(ToolAgent)},
