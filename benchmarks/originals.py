@@ -23,9 +23,8 @@ from pathlib import Path
 import originals_scripts
 import originals_tools
 from originals_outcome import CHECKED, Outcome
-from results_file import append_result, present_commit, read_results
+from results_file import ROOT, append_result, present_commit, read_results
 
-ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "originals.jsonl"
 PAGE = ROOT / "docs" / "originals.md"
 SYSTEMS = ("verl-tool", "GRL", "Verlog", "verl")

@@ -68,12 +68,13 @@ def _print(found: "Conversion", output: Path | None) -> None:
     import yaml
 
     from turnmill.jobs.validation import validate
+    from turnmill.observability import atomic_files
 
     _, problems = validate(found.data)
     text = yaml.safe_dump(found.data, sort_keys=False, allow_unicode=True, width=110)
     if output is None:
         typer.echo(text, nl=False)
     else:
-        output.write_text(text, encoding="utf-8")
+        atomic_files.write_text(output, text)
     for line in (*found.notes, *map(str, problems)):
         say(line, to=errors())

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnmill.conversion.command_line import ENGINE
+from turnmill.jobs.algorithm import AlgorithmSettings
 from turnmill.jobs.job import API_VERSION, KIND
+from turnmill.jobs.settings import Settings
+from turnmill.jobs.values import fields_by_alias, sections_in, tag_of
 from turnmill.training.verl.config import unknown_verl_settings
 from turnmill.training.verl.known_settings import NO_OTHER_ENGINE, names_without_effect
 
@@ -25,8 +28,6 @@ READ_HERE = frozenset(
     }
 )
 """Settings that are read where a job is made."""
-
-WITH_CRITIC = ("ppo", "turn_ppo")
 
 RENAMED = {"critic.model.fsdp_config.": "critic.fsdp."}
 """Beginnings of names that verl has renamed."""
@@ -66,6 +67,11 @@ class Conversion:
         node[name] = value
 
 
+def algorithms() -> dict[str, type[Settings]]:
+    """Return the settings of each type of algorithm."""
+    return {tag_of(section): section for section in sections_in(AlgorithmSettings)}
+
+
 def new_job(given: Mapping[str, object], name: str) -> Conversion:
     """Return a job without a specification; it is named like the experiment, or by its system."""
     words = re.sub(r"[^a-z0-9]+", "-", str(given.get("trainer.experiment_name", name)).lower()).strip("-")
@@ -87,7 +93,8 @@ def put_rest(found: Conversion, rest: Mapping[str, object]) -> None:
     ineffective = dict(names_without_effect(rest))
     kept = {}
     algorithm = found.data["spec"].get("algorithm", {})
-    has_critic = algorithm.get("type") in WITH_CRITIC
+    section = algorithms().get(algorithm.get("type"))
+    has_critic = section is not None and "criticLearningRate" in fields_by_alias(section)
     for name, value in rest.items():
         removed = next((REMOVED[each] for each in REMOVED if name == each or name.startswith(f"{each}.")), None)
         if name.startswith("critic.") and not has_critic:

@@ -5,10 +5,18 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from turnmill.conversion.command_line import read_settings
-from turnmill.conversion.converted_job import ACTOR, LOOPS, MULTI_TURN, ROLLOUT, Conversion, new_job, put_rest
+from turnmill.conversion.converted_job import (
+    ACTOR,
+    LOOPS,
+    MULTI_TURN,
+    ROLLOUT,
+    Conversion,
+    algorithms,
+    new_job,
+    put_rest,
+)
 from turnmill.core.errors import SettingsError
-from turnmill.jobs.algorithm import AlgorithmSettings
-from turnmill.jobs.values import fields_by_alias, sections_in, tag_of
+from turnmill.jobs.values import fields_by_alias
 
 FIELDS: Mapping[str, str] = {
     "actor_rollout_ref.model.path": "model.path",
@@ -194,7 +202,7 @@ def _num_rows(path: Path) -> int:
 def _drop_unknown_fields(found: Conversion, given: Mapping[str, object], fields: Mapping[str, str]) -> None:
     """Drop fields that the algorithm does not have, such as those of a critic."""
     algorithm = found.data["spec"]["algorithm"]
-    by_type = {tag_of(section): section for section in sections_in(AlgorithmSettings)}
+    by_type = algorithms()
     section = by_type.get(algorithm["type"])
     if section is None:
         found.note(

@@ -8,7 +8,6 @@ from pydantic.alias_generators import to_snake
 from turnmill.conversion import verl
 from turnmill.conversion.command_line import read_settings
 from turnmill.conversion.converted_job import Conversion, new_job
-from turnmill.conversion.verl import put_learning
 from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.jobs.values import fields_by_alias
 
@@ -67,7 +66,7 @@ def convert(words: Iterable[str], *, steps: int | None = None, tool_type: str | 
             found.note(name, sentence)
     _put_stop_tokens(found, given)
     manager = given.pop(MANAGER, None)
-    put_learning(found, given, FIELDS, steps)
+    verl.put_learning(found, given, FIELDS, steps)
     if manager in REWARDS:
         found.put("environment.options.reward", REWARDS[str(manager)])
     elif manager is not None:
