@@ -97,9 +97,8 @@ def _trained(scripts: Scripts, root: Path, name: str, scratch: Path, *, trains: 
         sentences = [line.replace(f"{copy}/", "") for line in said if re.match(r"[A-Za-z_.]+: ", line)]
         if code or not job.exists():
             return Outcome(scripts.system, name, "converted", "fails", said[-3:])
-        problems = [line for line in sentences if line.startswith("spec.")]
-        if problems:
-            return Outcome(scripts.system, name, "converted", "refused", sentences)
+        # What is wrong with the job is asked again, as it may be the data that are not on this machine.
+        sentences = [line for line in sentences if not line.startswith("spec.")]
         shrunk = _shrunk(yaml.safe_load(job.read_text()), scratch)
         job.write_text(yaml.safe_dump(shrunk, sort_keys=False))
         return _tried(scripts.system, name, job, copy, sentences, trains=trains)
@@ -212,6 +211,10 @@ def _shrunk(data: dict[str, Any], scratch: Path) -> dict[str, Any]:
         agent |= {"maxPromptLength": 3072, "maxResponseLength": 16}
         for name in ("validationAgentGroupNum", "validationAgentGroupSize", "validation"):
             agent.pop(name, None)
+        for each in agent["agents"]:
+            # Without files, an environment has a few tasks of its own.
+            for name in ("path", "validationPath", "databases"):
+                each.get("envConfig", {}).pop(name, None)
     else:
         agent |= {"groupSize": 2, "maxPromptLength": 1024, "maxResponseLength": 64}
         agent |= {name: 16 for name in ("maxActionLength", "maxObsLength") if name in agent}
