@@ -155,7 +155,7 @@ async def _measure(
     _reset_peak()
     before_bytes = _status("VmRSS")
     started, started_cpu = time.monotonic(), _cpu_seconds()
-    with cProfile.Profile() if profile else nullcontext() as profiler:
+    with cProfile.Profile(time.thread_time) if profile else nullcontext() as profiler:
         episodes, lags = await _play_all(play, trajectories)
     cpu_seconds, seconds = _cpu_seconds() - started_cpu, time.monotonic() - started
     peak_bytes = _status("VmHWM")

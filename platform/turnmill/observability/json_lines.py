@@ -7,16 +7,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from turnmill.observability import atomic_files
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
     """Encode an object as one line of strict JSON; NaN and infinities become null."""
     try:
-        text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError):
+        return msgspec.json.encode(record) + b"\n"
+    except (TypeError, ValueError, OverflowError):
+        # Scalars of arrays, and text that is no Unicode.
         text = json.dumps(_plain(record), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.encode("utf-8", errors="replace") + b"\n"
+        return text.encode("utf-8", errors="replace") + b"\n"
 
 
 def decode(line: bytes, first_key: str) -> dict[str, Any] | None:

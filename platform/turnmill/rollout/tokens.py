@@ -1,7 +1,8 @@
 """Token sequences with response mask and log-probs, and training rows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,15 @@ class Tokens:
     def given(cls, ids: Sequence[int], *, masked: bool = True) -> "Tokens":
         """Return tokens that were not sampled, such as an observation."""
         return cls(tuple(ids), (0 if masked else 1,) * len(ids), (0.0,) * len(ids))
+
+    @classmethod
+    def joined(cls, parts: "Iterable[Tokens]") -> "Tokens":
+        """Return all tokens of several sequences."""
+        parts = tuple(parts)
+        ids, mask, log_probs = (
+            tuple(chain.from_iterable(getattr(part, name) for part in parts)) for name in ("ids", "mask", "log_probs")
+        )
+        return cls(ids, mask, log_probs)
 
     def __add__(self, other: "Tokens") -> "Tokens":
         return Tokens(self.ids + other.ids, self.mask + other.mask, self.log_probs + other.log_probs)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from turnmill.rollout.token_output import TokenOutput
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
     from collections.abc import Mapping, Sequence
     from typing import Any, Unpack
 
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
         tokenizer: Tokenizer
         processor: Processor | None
         continuous_token_builder: TokenBuilder
+        loop: AbstractEventLoop
 
         def __init__(self, *args: object, **kwargs: object) -> None: ...
 
@@ -77,8 +79,20 @@ if TYPE_CHECKING:
             updated_messages: Sequence[Message],
             runtime_token_ids: list[int],
             response_mask: list[int],
+            response_logprobs: list[float] | None = None,
+            tools: Sequence[object] | None = None,
         ) -> tuple[MergeResult, list[int], list[float] | None]:
             """Return the tokens of a context with messages added."""
+
+        async def ct_merge_assistant_token(
+            self,
+            runtime_token_ids: list[int],
+            assistant_token_ids: Sequence[int],
+            response_mask: list[int],
+            response_logprobs: list[float] | None = None,
+            assistant_logprobs: Sequence[float] | None = None,
+        ) -> tuple[MergeResult, list[int], list[float] | None]:
+            """Return the tokens of a context with a response added."""
 
     class AgentLoopWorker:
         """A worker that plays the rows of a batch."""

@@ -69,8 +69,21 @@ class Processor(ChatTemplate, Protocol):
     """A processor of `transformers`, which accepts images and text."""
 
 
+class AddedToken(Protocol):
+    """A token that no text is split within."""
+
+    content: str
+    special: bool
+    lstrip: bool
+    rstrip: bool
+    single_word: bool
+    normalized: bool
+
+
 class Tokenizer(ChatTemplate, Protocol):
     """A tokenizer of `transformers`."""
+
+    added_tokens_decoder: Mapping[int, AddedToken]
 
     eos_token: str
     eos_token_id: int

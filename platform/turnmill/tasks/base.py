@@ -5,6 +5,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 from turnmill.core.errors import SettingsError
@@ -37,18 +38,30 @@ class Task:
     """Row of the data set that the task comes from, which is passed to verl's agent loops."""
 
 
-@dataclass(frozen=True, slots=True)
+Text = str | Callable[[], str]
+"""A text, or a function that returns it."""
+
+
 class Answer:
-    """Text of a finished trajectory, as input of a reward."""
+    """Text of a finished trajectory, as input of a reward; what a function returns is made when it is first read."""
 
-    last: str
-    """Last response."""
+    def __init__(self, last: Text, responses: Text, whole: Text) -> None:
+        self._last, self._responses, self._whole = last, responses, whole
 
-    responses: str
-    """All responses, without observations."""
+    @cached_property
+    def last(self) -> str:
+        """Last response."""
+        return self._last if isinstance(self._last, str) else self._last()
 
-    whole: str
-    """Responses and observations, in order."""
+    @cached_property
+    def responses(self) -> str:
+        """All responses, without observations."""
+        return self._responses if isinstance(self._responses, str) else self._responses()
+
+    @cached_property
+    def whole(self) -> str:
+        """Responses and observations, in order."""
+        return self._whole if isinstance(self._whole, str) else self._whole()
 
 
 class TaskSource(ABC):

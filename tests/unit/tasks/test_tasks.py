@@ -222,3 +222,15 @@ def test_an_unknown_reward_is_refused(file):
 )
 def test_the_last_boxed_expression_is_taken(text, expression):
     assert last_boxed(text) == expression
+
+
+def test_a_text_of_an_answer_is_made_once_and_only_if_it_is_read():
+    made = []
+
+    def text(name: str):
+        return lambda: made.append(name) or name
+
+    answer = Answer(text("last"), text("responses"), "whole")
+
+    assert (answer.last, answer.last, answer.whole) == ("last", "last", "whole")
+    assert made == ["last"]

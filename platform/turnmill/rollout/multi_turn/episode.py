@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
@@ -12,8 +12,9 @@ from turnmill.core.trajectory import StopReason, TrajectoryOutcome, Turn
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.episode_metrics import EpisodeMetrics
 from turnmill.rollout.generation import policy_versions
-from turnmill.rollout.journal import Journal
+from turnmill.rollout.journal import Journal, NoJournal
 from turnmill.rollout.multi_turn.tool_results import ToolResult, decode_result, encode_results
+from turnmill.rollout.texts import Decode
 from turnmill.rollout.timing import Timing
 from turnmill.rollout.token_integrity import pack_tokens, token_checksum
 from turnmill.rollout.verl_classes import AgentLoopOutput, TokenOutput
@@ -34,6 +35,9 @@ class Generation:
     calls: list["ToolCall"] = field(default_factory=list)
     observation: str = ""
     """The encoded results of its calls."""
+
+    new_text: str | None = None
+    """Text of the new tokens, once it was asked for."""
 
     def add_result(self, call: "ToolCall", result: ToolResult) -> None:
         """Add the result of one of its calls."""
@@ -60,9 +64,7 @@ class MultiTurnEpisode:
     as long as the loop asks for them with the same tokens.
     """
 
-    def __init__(
-        self, episode_id: EpisodeId, task: Task, *, run_name: str, journal: Journal, decode: Callable[..., str]
-    ) -> None:
+    def __init__(self, episode_id: EpisodeId, task: Task, *, run_name: str, journal: Journal, decode: Decode) -> None:
         self.name = str(episode_id)
         self.step = episode_id.step
         self.validate = episode_id.validate
@@ -87,8 +89,14 @@ class MultiTurnEpisode:
         self._decode = decode
         self._journal_lock = asyncio.Lock()
         self._journaled_turns: dict[int, Turn] = {}
-        self._context: list[int] = []
-        """The last prompt and its response."""
+        self._context: Sequence[int] = ()
+        """The last prompt and its response, and what a loop has added since if it adds to this list."""
+
+        self._num_known = 0
+        """Length of the last prompt and its response."""
+
+        self._grows = False
+        """Whether the loop adds to the context's own list."""
 
         self._checksum = 0
         """That of the context."""
@@ -151,18 +159,44 @@ class MultiTurnEpisode:
             },
         )
         self.generations.append(Generation(new_ids, output, turn))
-        del self._context[len(prompt_ids) - len(new_ids) :]
-        self._context += new_ids
-        self._context += output.token_ids
+        if not (self._grows and prompt_ids is self._context):
+            self._context, self._grows = [*prompt_ids, *output.token_ids], False
+        self._num_known = len(prompt_ids) + len(output.token_ids)
         self._checksum = token_checksum(output.token_ids, checksum)
+
+    def extended_in_place(self, context: list[int]) -> None:
+        """Note that a loop has added the last response to this list, and will add to no other: it is not read again."""
+        if len(context) == self._num_known:
+            self._context, self._grows = context, True
 
     def _new_ids_and_checksum(self, prompt_ids: Sequence[int]) -> tuple[tuple[int, ...], int]:
         """Return the tokens of a prompt after the context, all of them if it is another one, and its checksum."""
-        known = len(self._context)
-        if list(prompt_ids[:known]) == self._context:
+        known = self._num_known
+        in_place = self._grows and prompt_ids is self._context
+        if in_place or list(prompt_ids[:known]) == list(self._context[:known]):
             new_ids = tuple(prompt_ids[known:])
             return new_ids, token_checksum(new_ids, self._checksum)
         return tuple(prompt_ids), token_checksum(prompt_ids)
+
+    def text_of(self, response_ids: Sequence[int]) -> str:
+        """Return the text of a response, which is known of the last one."""
+        if self.generations and self.generations[-1].output.token_ids is response_ids:
+            return self.generations[-1].turn.response_text
+        return self._decode(response_ids, skip_special_tokens=False)
+
+    def new_text(self, number: int) -> str:
+        """Return the text between a response and the one before it."""
+        generation = self.generations[number]
+        if generation.new_text is None:
+            generation.new_text = self._decode(generation.new_ids, skip_special_tokens=False)
+        return generation.new_text
+
+    def context_text(self, length: int) -> str | None:
+        """Return the text of the context, put together; None if it has another length or must be decoded as a whole."""
+        texts = [self.new_text(number) + each.turn.response_text for number, each in enumerate(self.generations)]
+        num_tokens = sum(len(each.new_ids) + len(each.turn.response_ids) for each in self.generations)
+        # A character may begin in one part and end in the next.
+        return None if num_tokens != length or any("\ufffd" in text for text in texts) else "".join(texts)
 
     @property
     def sampled_tokens(self) -> bytes:
@@ -210,6 +244,8 @@ class MultiTurnEpisode:
     # ---- records ----
 
     async def _journal_turn(self, number: int, *, unanswered: bool) -> None:
+        if isinstance(self._journal, NoJournal):
+            return
         # Tools of one response may return at the same time, but the journal accepts one turn at a time.
         async with self._journal_lock:
             try:
@@ -233,7 +269,7 @@ class MultiTurnEpisode:
         """Return the tokens between a response and the next one, or the next prompt if the context was rebuilt."""
         return self.generations[number + 1].new_ids if number + 1 < len(self.generations) else ()
 
-    def response_ids(self) -> Iterable[Sequence[int]]:
+    def response_ids(self) -> Sequence[Sequence[int]]:
         """Return the tokens of every response."""
         return [generation.output.token_ids for generation in self.generations]
 

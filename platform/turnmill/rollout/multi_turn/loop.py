@@ -3,17 +3,29 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from copy import copy
 
 from verl.utils.tokenizer import get_processor_token_id
 
 from turnmill.core.trajectory import StopReason
 from turnmill.rollout.generation import is_truncated
+from turnmill.rollout.multi_turn.appending import ContextAppender
 from turnmill.rollout.multi_turn.episode import CURRENT_EPISODE
+from turnmill.rollout.multi_turn.hermes import HermesCalls
 from turnmill.rollout.multi_turn.tokenization_check import find_difference
-from turnmill.rollout.multi_turn.verl_classes import AgentData, AgentState, ToolAgentLoop, apply_chat_template
+from turnmill.rollout.multi_turn.verl_classes import (
+    AgentData,
+    AgentState,
+    HermesToolParser,
+    ToolAgentLoop,
+    apply_chat_template,
+)
 from turnmill.rollout.tokens import num_runs
 from turnmill.rollout.verl_classes import AgentLoopMetrics, AgentLoopOutput
-from turnmill.rollout.verl_types import Message, SamplingParams
+from turnmill.rollout.verl_types import MergeResult, Message, SamplingParams
+
+MAX_RESULT_CHARACTERS = 20_000
+"""Results of tools that are tokenized in the loop itself; longer ones take a thread, as with verl."""
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +40,16 @@ class MultiTurnLoop(ToolAgentLoop):
         self.sanity_check = str(settings.tokenization_sanity_check_mode)
         self._rows: list[AgentLoopOutput] = []
         self._num_prompt_tokens = 0
+        self._appender = ContextAppender.of(self.continuous_token_builder, self.tokenizer)
+        if type(self.tool_parser) is HermesToolParser:
+            self.tool_parser = HermesCalls(self.tokenizer)
+
+    def for_episode(self) -> "MultiTurnLoop":
+        """Return this loop for another episode, which shares what was made of the job: verl makes all of it anew."""
+        loop = copy(self)
+        loop._rows, loop._num_prompt_tokens = [], 0
+        loop.loop = asyncio.get_running_loop()
+        return loop
 
     async def run(  # type: ignore[override]
         self, sampling_params: SamplingParams, **row: object
@@ -66,11 +88,14 @@ class MultiTurnLoop(ToolAgentLoop):
         return state
 
     async def _handle_processing_tools_state(self, agent_data: AgentData) -> AgentState:
-        num_messages = len(agent_data.messages)
+        tokens = agent_data.prompt_ids, agent_data.response_mask, agent_data.response_logprobs
+        lengths, num_messages = [len(part) for part in tokens], len(agent_data.messages)
         state = await super()._handle_processing_tools_state(agent_data)
         if state is AgentState.TERMINATED:
             # The policy does not read results that do not fit.
             del agent_data.messages[num_messages:]
+            for part, length in zip(tokens, lengths, strict=True):
+                del part[length:]  # type: ignore[attr-defined]
             self._set_stop_reason("max_tokens", "no room for what the tools answered")
             self._check_tokenization(agent_data)
         return state
@@ -79,6 +104,51 @@ class MultiTurnLoop(ToolAgentLoop):
         """Return the message without the end-of-turn token, which the chat template adds itself."""
         end = self.tokenizer.eos_token
         return super()._build_assistant_message(content.removesuffix(end) if end else content, agent_data)
+
+    async def ct_merge_assistant_token(
+        self,
+        runtime_token_ids: list[int],
+        assistant_token_ids: Sequence[int],
+        response_mask: list[int],
+        response_logprobs: list[float] | None = None,
+        assistant_logprobs: Sequence[float] | None = None,
+    ) -> tuple[MergeResult, list[int], list[float] | None]:
+        """Append a response to the context."""
+        num_log_probs = len(assistant_token_ids) if response_logprobs is not None else 0
+        if self._appender is None or len(assistant_logprobs or ()) != num_log_probs:
+            return await super().ct_merge_assistant_token(
+                runtime_token_ids, assistant_token_ids, response_mask, response_logprobs, assistant_logprobs
+            )
+        result = self._appender.add_response(
+            runtime_token_ids, response_mask, response_logprobs, assistant_token_ids, assistant_logprobs
+        )
+        CURRENT_EPISODE.get().extended_in_place(runtime_token_ids)
+        return result, response_mask, response_logprobs
+
+    async def ct_merge_context_msg(
+        self,
+        previous_messages: Sequence[Message],
+        updated_messages: Sequence[Message],
+        runtime_token_ids: list[int],
+        response_mask: list[int],
+        response_logprobs: list[float] | None = None,
+        tools: Sequence[object] | None = None,
+    ) -> tuple[MergeResult, list[int], list[float] | None]:
+        """Append what tools answered to the context."""
+        messages = updated_messages[len(previous_messages) :]
+        texts = [message["content"] for message in messages if message["role"] == "tool"]
+        if (
+            self._appender is None
+            or tools is None
+            or len(texts) < len(messages)
+            or not all(isinstance(text, str) for text in texts)
+            or sum(map(len, texts)) > MAX_RESULT_CHARACTERS
+        ):
+            return await super().ct_merge_context_msg(
+                previous_messages, updated_messages, runtime_token_ids, response_mask, response_logprobs, tools
+            )
+        result = self._appender.add_results(runtime_token_ids, response_mask, response_logprobs, messages, tools)
+        return result, response_mask, response_logprobs
 
     # ---- the end ----
 
@@ -148,7 +218,10 @@ class MultiTurnLoop(ToolAgentLoop):
         """Warn if the chat template tokenizes the episode differently."""
         if self.sanity_check == "disable":
             return
-        context = self.tokenizer.decode(agent_data.prompt_ids, skip_special_tokens=False)
+        episode = CURRENT_EPISODE.get()
+        context = episode.context_text(len(agent_data.prompt_ids))
+        if context is None:
+            context = self.tokenizer.decode(agent_data.prompt_ids, skip_special_tokens=False)
         compare_whitespace = self.sanity_check == "strict"
         difference = None
         # Few texts differ, and to tokenize a whole conversation takes longer than all else here.
@@ -157,7 +230,6 @@ class MultiTurnLoop(ToolAgentLoop):
         ):
             template = self._template_text_of_tokens(agent_data)
             difference = find_difference(template, context, compare_whitespace=compare_whitespace)
-        episode = CURRENT_EPISODE.get()
         episode.metrics.put("tokenization_differences", float(difference is not None))
         if difference is not None:
             log.warning(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from turnmill.core.trajectory import EpisodeFailure, EpisodeSummary
@@ -9,8 +10,8 @@ from turnmill.observability.trajectory_log import TurnPosition, TurnRecord
 from turnmill.rollout.multi_turn.episode import MultiTurnEpisode, ToolCall
 from turnmill.rollout.queue_payload import encode
 from turnmill.rollout.rows import EpisodeRow
+from turnmill.rollout.texts import Decode
 from turnmill.rollout.verl_classes import AgentLoopOutput
-from turnmill.rollout.verl_types import Tokenizer
 from turnmill.tasks import Answer
 
 
@@ -59,11 +60,14 @@ def verl_rows(
     ]
 
 
-def answer_of(episode: MultiTurnEpisode, outputs: Sequence[AgentLoopOutput], tokenizer: Tokenizer) -> Answer:
+def answer_of(episode: MultiTurnEpisode, outputs: Sequence[AgentLoopOutput], decode: Decode) -> Answer:
     """Return the text of the responses, and of all rows."""
-    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in episode.response_ids()]
-    whole = "".join(tokenizer.decode(output.response_ids, skip_special_tokens=True) for output in outputs)
-    return Answer(last=texts[-1] if texts else "", responses="".join(texts), whole=whole)
+    text_of, responses = partial(decode, skip_special_tokens=True), episode.response_ids()
+    return Answer(
+        last=lambda: "".join(map(text_of, responses[-1:])),
+        responses=lambda: "".join(map(text_of, responses)),
+        whole=lambda: "".join(text_of(output.response_ids) for output in outputs),
+    )
 
 
 def measure(episode: MultiTurnEpisode) -> None:
@@ -100,14 +104,13 @@ def _measure_call(episode: MultiTurnEpisode, call: ToolCall) -> None:
 
 def turn_records(
     episode: MultiTurnEpisode,
-    tokenizer: Tokenizer,
     environment: str,
     *,
     reward: float,
     failure: EpisodeFailure | None = None,
 ) -> list[TurnRecord]:
     """Return the turns for the run folder; a failed episode ends with a record of its failure."""
-    records = [_record(episode, tokenizer, number, environment) for number in range(len(episode.generations))]
+    records = [_record(episode, number, environment) for number in range(len(episode.generations))]
     if failure is not None:
         position = TurnPosition(episode.name, episode.task.number, len(records), episode.step)
         return [*records, TurnRecord.of_failure(failure.cause, failure.message, position)]
@@ -129,16 +132,16 @@ def _call_record(call: ToolCall) -> dict[str, Any]:
     return record
 
 
-def _record(episode: MultiTurnEpisode, tokenizer: Tokenizer, number: int, environment: str) -> TurnRecord:
+def _record(episode: MultiTurnEpisode, number: int, environment: str) -> TurnRecord:
     generation, turn = episode.generations[number], episode.turn(number)
     observation_ids = episode.observation_ids_after(number)
     environment_name = environment if number == 0 else ""
     position = TurnPosition(episode.name, episode.task.number, number, episode.step, environment_name)
     return replace(
         TurnRecord.of(turn, position),
-        prompt=tokenizer.decode(generation.new_ids) if number == 0 else turn.prompt_text,
+        prompt=episode.new_text(0) if number == 0 else turn.prompt_text,
         action=", ".join(call.tool for call in generation.calls),
         observation_ids=observation_ids,
-        observation=tokenizer.decode(observation_ids) if observation_ids else turn.observation,
+        observation=episode.new_text(number + 1) if observation_ids else turn.observation,
         tool={"calls": [_call_record(call) for call in generation.calls]} if generation.calls else {},
     )

@@ -5,7 +5,6 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from PIL import Image
 
@@ -24,11 +23,11 @@ class ToolResult:
 def encode_results(results: Mapping[int, tuple[str, ToolResult | None]]) -> str:
     """Encode the results of one turn as JSON, by the numbers of their calls; empty if there are none yet."""
     encoded = [
-        {"call": number, "tool": tool, **entry}
+        entry
         for number, (tool, result) in sorted(results.items())
-        if result is not None and (entry := _encode(result)) is not None
+        if result is not None and (entry := _encode(number, tool, result)) is not None
     ]
-    return json.dumps(encoded) if encoded else ""
+    return f"[{', '.join(encoded)}]" if encoded else ""
 
 
 def decode_result(encoded: str, number: int, tool: str) -> ToolResult | None:
@@ -41,23 +40,24 @@ def decode_result(encoded: str, number: int, tool: str) -> ToolResult | None:
     return None
 
 
-def _encode(result: ToolResult) -> dict[str, Any] | None:
+def _encode(number: int, tool: str, result: ToolResult) -> str | None:
     """Return the entry of a result; None if it is not JSON: the call is then repeated after a restart."""
     attached = result.response.image or []
     images = [image for image in attached if isinstance(image, Image.Image)]
     if result.response.video or len(images) < len(attached):
         return None
     entry = {
+        "call": number,
+        "tool": tool,
         "text": result.response.text,
         "reward": result.reward,
         "metrics": dict(result.metrics or {}),
         "images": [_encode_image(image) for image in images],
     }
     try:
-        json.dumps(entry)
+        return json.dumps(entry)
     except (TypeError, ValueError):
         return None
-    return entry
 
 
 def _encode_image(image: Image.Image) -> str:

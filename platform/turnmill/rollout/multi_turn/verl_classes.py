@@ -69,13 +69,66 @@ if TYPE_CHECKING:
     ) -> tuple[ToolResponse, float | None, Mapping[str, object]]:
         """Return a function's value as a response, a reward and metrics."""
 
+    class FunctionCall(BaseModel):
+        """A call of a tool, with its arguments as JSON."""
+
+        name: str
+        arguments: str
+
+    class MergeResult:
+        """A context to which tokens were added."""
+
+        token_ids: list[int]
+        appended_token_count: int
+        inserted_token_ids: Sequence[int]
+
+        def __init__(
+            self,
+            token_ids: list[int],
+            appended_token_count: int,
+            kind: Literal["assistant", "context"],
+            inserted_token_ids: Sequence[int] = (),
+        ) -> None: ...
+
+    class ContinuousTokenBuilder:
+        """Tokenizes the messages of an episode one after the other."""
+
+        chat_template_kwargs: Mapping[str, object]
+
+        def _merge_context_token_ids(
+            self, runtime_token_ids: Sequence[int], appended_token_ids: Sequence[int]
+        ) -> MergeResult: ...
+
+        def _tokenize_tool_group(
+            self,
+            tool_messages: Sequence[Message],
+            *,
+            previous_messages: Sequence[Message],
+            tools: Sequence[object],
+            add_generation_prompt: bool,
+        ) -> list[int]: ...
+
+        def _synthetic_assistant_for_tools(self, tool_messages: Sequence[Message]) -> Message: ...
+
+    class QwenContinuousTokenBuilder(ContinuousTokenBuilder):
+        """Adds the line break that Qwen's models do not generate."""
+
+    SYNTHETIC_MESSAGES: Sequence[Message]
+
     class ToolParser(Protocol):
         """Finds tool calls in a response."""
 
         async def extract_tool_calls(
             self, responses_ids: Sequence[int], tools: Sequence[ToolSchema]
-        ) -> tuple[str, list[object]]:
+        ) -> tuple[str, list[FunctionCall]]:
             """Return the text and the tool calls of a response."""
+
+    class HermesToolParser(ToolParser):
+        """Finds tool calls as Hermes writes them."""
+
+        tokenizer: Tokenizer
+
+        def __init__(self, tokenizer: Tokenizer) -> None: ...
 
     class AgentState(Enum):
         """States of verl's loop of tools."""
@@ -96,9 +149,9 @@ if TYPE_CHECKING:
         response_logprobs: list[float]
         user_turns: int
         assistant_turns: int
-        tool_calls: list[object]
+        tool_calls: list[FunctionCall]
         _active_tools: Mapping[str, BaseTool | FunctionTool]
-        _active_tool_schemas: Sequence[object]
+        _active_tool_schemas: list[object]
 
     def apply_chat_template(
         processor: Tokenizer,
@@ -110,6 +163,11 @@ if TYPE_CHECKING:
         **options: object,
     ) -> str:
         """Render messages in the chat template."""
+
+    class ToolListWrap:
+        """Tools that hydra leaves as they are."""
+
+        def __init__(self, tools: Sequence[BaseTool | FunctionTool]) -> None: ...
 
     class ToolAgentLoop(AgentLoopBase):
         """verl's loop of tools."""
@@ -132,19 +190,32 @@ if TYPE_CHECKING:
 
         def _build_assistant_message(self, content: str, agent_data: AgentData) -> Message: ...
 else:
+    from verl.experimental.agent_loop.agent_loop import ToolListWrap
     from verl.experimental.agent_loop.tool_agent_loop import AgentData, AgentState, ToolAgentLoop
+    from verl.experimental.agent_loop.tool_parser import FunctionCall, HermesToolParser
     from verl.tools.base_tool import BaseTool
     from verl.tools.function_tool import FunctionTool, function_tool, normalize_function_tool_return
     from verl.tools.schemas import OpenAIFunctionToolSchema as ToolSchema
     from verl.tools.schemas import ToolResponse
+    from verl.utils.tokenizer import continuous_token
     from verl.utils.tokenizer.chat_template import apply_chat_template
+    from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder, MergeResult, QwenContinuousTokenBuilder
+
+    SYNTHETIC_MESSAGES = (continuous_token._SYNTHETIC_SYSTEM_MESSAGE, continuous_token._SYNTHETIC_USER_MESSAGE)
 
 __all__ = [
+    "SYNTHETIC_MESSAGES",
     "AgentData",
     "AgentState",
     "BaseTool",
+    "ContinuousTokenBuilder",
+    "FunctionCall",
     "FunctionTool",
+    "HermesToolParser",
+    "MergeResult",
+    "QwenContinuousTokenBuilder",
     "ToolAgentLoop",
+    "ToolListWrap",
     "ToolResponse",
     "ToolSchema",
     "apply_chat_template",

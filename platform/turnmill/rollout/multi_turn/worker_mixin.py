@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Unpack, cast
 
@@ -24,15 +25,19 @@ from turnmill.rollout.multi_turn.removed_tools import offer_removed_tools
 from turnmill.rollout.multi_turn.rows import answer_of, measure, turn_records, verl_rows
 from turnmill.rollout.multi_turn.schemas import read_schemas, show_whole_schema
 from turnmill.rollout.multi_turn.tools import wrap_tool
-from turnmill.rollout.multi_turn.verl_classes import BaseTool, FunctionTool
+from turnmill.rollout.multi_turn.verl_classes import BaseTool, FunctionTool, ToolListWrap
 from turnmill.rollout.rewards import require_finite
 from turnmill.rollout.rows import EpisodeRow
 from turnmill.rollout.task_sources import TaskSources
-from turnmill.rollout.verl_classes import AgentLoopOutput, AgentLoopWorker, agent_loop_registry
+from turnmill.rollout.texts import text_decoder
+from turnmill.rollout.verl_classes import AgentLoopOutput, AgentLoopWorker, DictConfigWrap, agent_loop_registry
 from turnmill.rollout.verl_types import BatchRow, RunConfig, SamplingParams, TrajectoryInfo
 from turnmill.tasks import Task
 
 log = logging.getLogger(__name__)
+
+OWN_LOOP = {"_target_": f"{MultiTurnLoop.__module__}.{MultiTurnLoop.__qualname__}"}
+"""verl's registration of this package's loop of tools, without settings of a user's."""
 
 
 class MultiTurnWorkerMixin(AgentLoopWorker):
@@ -47,6 +52,7 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
         super().__init__(config, *args, **kwargs)
         self.job = job_from_json(config.turnmill.job)
         self.agent = self.job.spec.multi_turn_agent
+        self.decode = text_decoder(self.tokenizer)
         self.folder = RunFolder(Path(config.turnmill.run_dir))
         self.run_name = self.folder.run_name()
         self.log = TrajectoryLog(self.folder, sample_share=self.job.spec.tracking.recorded_share)
@@ -76,7 +82,7 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
             self.sources.task(name),
             run_name=self.run_name,
             journal=self.journal,
-            decode=self.tokenizer.decode,
+            decode=self.decode,
         )
         token = CURRENT_EPISODE.set(episode)
         try:
@@ -86,7 +92,7 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
         finally:
             CURRENT_EPISODE.reset(token)
         self.log.append(
-            turn_records(episode, self.tokenizer, self.label, reward=float(rows[-1].reward_score or 0)),
+            turn_records(episode, self.label, reward=float(rows[-1].reward_score or 0)),
             validation=validate,
         )
         self.folder.beat()
@@ -119,9 +125,13 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
             "validate": episode.validate,
         }
         try:
-            await AgentLoopWorker._run_agent_loop(
-                self, dict(sampling_params), trajectory, agent_name=name, trace=False, **fields
-            )
+            if agent_loop_registry[name] == OWN_LOOP:
+                output = await self.tool_loop.for_episode().run(dict(sampling_params), **fields)
+                await self._agent_loop_postprocess(output, episode.validate, **fields)
+            else:
+                await AgentLoopWorker._run_agent_loop(
+                    self, dict(sampling_params), trajectory, agent_name=name, trace=False, **fields
+                )
         except EpisodeError:
             raise
         except Exception as error:
@@ -130,6 +140,20 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
             raise AgentLoopError(f"{episode.name}: the agent loop {name!r} broke: {error!r}") from error
         if not episode.outputs:
             raise AgentLoopError(f"{episode.name}: the agent loop {name!r} returned no response tokens")
+
+    @cached_property
+    def tool_loop(self) -> MultiTurnLoop:
+        """The loop of tools of this worker's job."""
+        return MultiTurnLoop(
+            trainer_config=DictConfigWrap(self.config),
+            server_manager=self.llm_client,
+            tokenizer=self.tokenizer,
+            processor=self.processor,
+            hf_model_type=self.hf_model_type,
+            dataset_cls=self.dataset_cls,
+            data_config=DictConfigWrap(self.config.data),
+            tools=ToolListWrap(self.tools),
+        )
 
     async def _agent_loop_postprocess(
         self, output: AgentLoopOutput | Sequence[AgentLoopOutput], validate: bool, **row: Unpack[BatchRow]
@@ -144,7 +168,7 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
         """Return the reward in the loop's last output, or that of the task's source."""
         if (reward := episode.outputs[-1].reward_score) is not None:
             return require_finite(float(reward), episode_name=episode.name)
-        answer = answer_of(episode, episode.outputs, self.tokenizer)
+        answer = answer_of(episode, episode.outputs, self.decode)
         return await self.sources.reward(answer, episode)
 
     async def _prediction(self, episode: MultiTurnEpisode) -> str | None:
@@ -154,7 +178,7 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
         pred = (episode.outputs[-1].extra_fields.get("reward_extra_info") or {}).get("pred")
         if pred is not None:
             return str(pred)
-        answer = answer_of(episode, episode.outputs, self.tokenizer)
+        answer = answer_of(episode, episode.outputs, self.decode)
         return await self.sources.prediction(answer, episode)
 
     async def _failed(self, episode: MultiTurnEpisode, error: EpisodeError) -> EpisodeFailure:
@@ -166,7 +190,7 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
             episode.timing.elapsed_seconds(),
         )
         await episode.finish(TrajectoryOutcome("failed", cause=error.cause))
-        records = turn_records(episode, self.tokenizer, self.label, reward=0.0, failure=failure)
+        records = turn_records(episode, self.label, reward=0.0, failure=failure)
         self.log.append(records, validation=episode.validate)
         return failure
 

@@ -26,6 +26,7 @@ class Context:
         self._cut_side = cut_side
         self._max_start = max_start
         self._turns: list[Tokens] = []
+        self._ids = list(prompt_ids)
         self._prompt_images = tuple(images)
         self._turn_images: list[tuple[object, ...]] = []
         self._image_id = image_id
@@ -35,8 +36,8 @@ class Context:
 
     @property
     def ids(self) -> list[int]:
-        """Tokens that the policy reads next."""
-        return [*self.prompt_ids, *(token for turn in self._turns for token in turn.ids)]
+        """Tokens that the policy reads next, in the list to which later ones are added."""
+        return self._ids
 
     @property
     def images(self) -> list[object]:
@@ -46,17 +47,18 @@ class Context:
     @property
     def room(self) -> int:
         """Number of tokens that still fit."""
-        return self._budget - sum(len(turn) for turn in self._turns)
+        return self._budget - self.num_response_tokens
 
     @property
     def num_response_tokens(self) -> int:
         """Number of tokens after the prompt."""
-        return sum(len(turn) for turn in self._turns)
+        return len(self._ids) - len(self.prompt_ids)
 
     def begin_turn(self, tokens: Tokens) -> None:
         """Add the response of a new turn."""
         self._turns.append(tokens)
         self._turn_images.append(())
+        self._ids.extend(tokens.ids)
 
     def add(self, tokens: Tokens, images: Sequence[object] = ()) -> None:
         """Add tokens, and the images among them, to the last turn."""
@@ -64,13 +66,17 @@ class Context:
             self.begin_turn(Tokens())
         self._turns[-1] += tokens
         self._turn_images[-1] += tuple(images)
+        self._ids.extend(tokens.ids)
 
     def roll(self) -> None:
         """Close the row, then drop the oldest turns until half of the budget is free."""
         self._close_row()
         while self._turns and self.room < self._budget - self._budget // 2:
-            self._turns.pop(0)
+            dropped = self._turns.pop(0)
             self._turn_images.pop(0)
+            # Another list: a client may still hold the one that it was given.
+            start = len(self.prompt_ids)
+            self._ids = self._ids[:start] + self._ids[start + len(dropped) :]
         self._first_of_row = len(self._turns)
 
     def rows(self) -> tuple[Row, ...]:
@@ -80,8 +86,8 @@ class Context:
         return tuple(self._rows)
 
     def _close_row(self) -> None:
-        read = [token for turn in self._turns[: self._first_of_row] for token in turn.ids]
-        response = sum(self._turns[self._first_of_row :], Tokens())
+        read = Tokens.joined(self._turns[: self._first_of_row]).ids
+        response = Tokens.joined(self._turns[self._first_of_row :])
         if not len(response):
             return
         prompt = [*self.prompt_ids, *read]

@@ -20,6 +20,7 @@ from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.episode_metrics import EpisodeMetrics
 from turnmill.rollout.generation import is_truncated
 from turnmill.rollout.journal import Journal
+from turnmill.rollout.texts import Decode
 from turnmill.rollout.timing import Timing
 from turnmill.rollout.token_integrity import pack_tokens
 from turnmill.rollout.tokens import Tokens
@@ -53,6 +54,7 @@ class LoopServices(Protocol):
     agent: ToolAgent
     run_name: str
     tokenizer: Tokenizer
+    decode: Decode
     observation_tokenizer: ObservationTokenizer
     response_parser: ResponseParser
     stop_token_ids: frozenset[int]
@@ -200,7 +202,7 @@ class Episode:
         self._policy_versions += [oldest, newest]
         if self._agent.retokenization:
             ids, log_probs = self._retokenize(ids, log_probs)
-        text = self._loop.tokenizer.decode(ids, skip_special_tokens=False)
+        text = self._loop.decode(ids, skip_special_tokens=False)
         action = self._parser.find_action(text) if self.may_call_tools else None
         response = Response(
             Tokens.sampled(ids, log_probs), text, action, policy_versions=(oldest, newest),
@@ -366,10 +368,13 @@ class Episode:
 
     def answer(self) -> Answer:
         """Return the texts from which the task's reward is computed."""
-        decode = self._loop.tokenizer.decode
-        texts = [decode(turn.response_ids, skip_special_tokens=True) for turn in self.turns if turn.response_ids]
-        whole = decode(self._context.ids[len(self.prompt_ids) :], skip_special_tokens=True)
-        return Answer(last=texts[-1] if texts else "", responses="".join(texts), whole=whole)
+        text_of = partial(self._loop.decode, skip_special_tokens=True)
+        responses = [turn.response_ids for turn in self.turns if turn.response_ids]
+        return Answer(
+            last=lambda: "".join(map(text_of, responses[-1:])),
+            responses=lambda: "".join(map(text_of, responses)),
+            whole=lambda: text_of(self._context.ids[len(self.prompt_ids) :]),
+        )
 
     def result(self, reward: float, *, prediction: str | None = None) -> EpisodeResult:
         """Return the summary and the rows of a finished episode."""

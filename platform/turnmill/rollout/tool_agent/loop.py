@@ -18,6 +18,7 @@ from turnmill.rollout.generation import generate, sampling_seed
 from turnmill.rollout.journal import Journal, NoJournal
 from turnmill.rollout.task_images import MEDIA_FIELDS, build_messages, images_in
 from turnmill.rollout.task_sources import TaskSources
+from turnmill.rollout.texts import text_decoder
 from turnmill.rollout.tool_agent.client import ToolServerClient, parse_urls
 from turnmill.rollout.tool_agent.episode import Episode, Limits
 from turnmill.rollout.tool_agent.observations import ObservationTokenizer
@@ -46,6 +47,7 @@ class ToolLoop(AgentLoopBase):
         self.sources = TaskSources(job)
         self.stop_tokens = load_stop_tokens(self.agent)
         self.stop_token_ids = frozenset({self.tokenizer.eos_token_id, *self.agent.additional_eos_token_ids})
+        self.decode = text_decoder(self.tokenizer)
         self.observation_tokenizer = ObservationTokenizer(self.tokenizer, self.agent, processor=self.processor)
         self.response_parser = ResponseParser(
             self.tokenizer,
@@ -217,7 +219,7 @@ class ToolLoop(AgentLoopBase):
         position = TurnPosition(episode.name, episode.task.number, number, step, environment_name)
         return replace(
             TurnRecord.of(turn, position),
-            prompt=self.tokenizer.decode(episode.prompt_ids) if first else turn.prompt_text,
+            prompt=self.decode(episode.prompt_ids) if first else turn.prompt_text,
             prompt_ids=tuple(episode.prompt_ids) if first else turn.prompt_ids,
             reward=0.0,
             done=False,

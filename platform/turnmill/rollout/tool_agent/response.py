@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from turnmill.core.trajectory import Turn
 from turnmill.jobs.tool_agent import ToolAgent
+from turnmill.rollout.texts import text_decoder, text_encoder
 from turnmill.rollout.tokens import Tokens
 from turnmill.rollout.tool_agent.observations import Observation, ObservationTokenizer
 from turnmill.rollout.tool_agent.replies import ToolReply
@@ -111,6 +112,7 @@ class ResponseParser:
         observation_tokenizer: ObservationTokenizer,
     ) -> None:
         self._tokenizer = tokenizer
+        self._decode, self._encode = text_decoder(tokenizer), text_encoder(tokenizer)
         self._agent = agent
         self._stop_tokens = tuple(stop_tokens)
         self._observation_tokenizer = observation_tokenizer
@@ -119,7 +121,7 @@ class ResponseParser:
         """Return the number of tokens up to the first stop token, which an interrupted engine may exceed."""
 
         def has_stop_token(length: int) -> bool:
-            text = self._tokenizer.decode(ids[:length], skip_special_tokens=True)
+            text = self._decode(ids[:length], skip_special_tokens=True)
             return any(stop in text for stop in self._stop_tokens)
 
         # Most responses end with their stop token, so this is looked at first.
@@ -150,7 +152,7 @@ class ResponseParser:
         end_ids = {*turn_end_ids, self._tokenizer.eos_token_id}
         length = next((position for position, token in enumerate(ids) if token in end_ids), len(ids))
         tokens = response.tokens[:length]
-        text = self._tokenizer.decode(tokens.ids, skip_special_tokens=False)
+        text = self._decode(tokens.ids, skip_special_tokens=False)
         stop = self._stop_tokens[0] if self._stop_tokens else ""
         appended_ids = self._observation_tokenizer.ids_of(stop)
         return replace(
@@ -163,5 +165,5 @@ class ResponseParser:
 
     def retokenize(self, ids: Sequence[int]) -> tuple[int, ...]:
         """Return the tokenizer's encoding of a response's text."""
-        text = self._tokenizer.decode(ids, skip_special_tokens=False)
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        text = self._decode(ids, skip_special_tokens=False)
+        return tuple(self._encode(text))
