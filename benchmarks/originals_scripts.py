@@ -194,8 +194,12 @@ def _shrunk(data: dict[str, Any], scratch: Path) -> dict[str, Any]:
     engine = spec.get("resources", {}).get("train", {}).get("engine")
     spec["resources"] = {"device": "cpu", **({"train": {"engine": engine}} if engine else {})}
     spec.pop("tracking", None)
-    # FSDP shards on GPUs alone; without them it is FSDP2.
-    spec["verl"] = {name: value for name, value in spec.get("verl", {}).items() if not name.endswith(".strategy")}
+    # FSDP shards on GPUs alone; without them it is FSDP2. Lengths follow from the agent's.
+    spec["verl"] = {
+        name: value
+        for name, value in spec.get("verl", {}).items()
+        if not name.endswith((".strategy", ".rollout.max_model_len"))
+    }
     agent, training, algorithm = spec["agent"], spec["training"], spec["algorithm"]
     training |= {"steps": 1, "checkpointEvery": 1, "validation": {"episodes": 0}, "maxFailedRatio": 1}
     if agent["type"] == "verlog":

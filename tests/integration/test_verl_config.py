@@ -767,7 +767,9 @@ def test_sequence_parallelism_without_flash_attention_is_refused(name, model, mo
 def test_on_a_cpu_engines_read_the_longest_row_and_take_the_largest_weight_at_once(tmp_path, model):
     def rollout(folder: Path, *overrides: str):
         job = example("babyai-goto-cpu", model, "spec.agent.maxPromptTokens=20000", *overrides)
-        return config_of(job, folder, "cpu").actor_rollout_ref.rollout
+        config = config_of(job, folder, "cpu")
+        assert not config.actor_rollout_ref.model.enable_activation_offload
+        return config.actor_rollout_ref.rollout
 
     large = Qwen2Config(vocab_size=150_000, hidden_size=64, num_hidden_layers=1, num_attention_heads=1)
     large.save_pretrained(tmp_path)
@@ -776,6 +778,7 @@ def test_on_a_cpu_engines_read_the_longest_row_and_take_the_largest_weight_at_on
     as_given = rollout(
         tmp_path,
         "spec.verl.actor_rollout_ref.rollout.max_num_batched_tokens=9000",
+        "spec.verl.actor_rollout_ref.model.enable_activation_offload=true",
         "spec.verl.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=64",
     )
 
@@ -783,8 +786,21 @@ def test_on_a_cpu_engines_read_the_longest_row_and_take_the_largest_weight_at_on
     assert usual.checkpoint_engine.update_weights_bucket_megabytes == 16
     # 150,000 x 64 numbers of four bytes.
     assert of_large.checkpoint_engine.update_weights_bucket_megabytes == 37
-    assert as_given.max_num_batched_tokens == 9000
+    assert as_given.max_num_batched_tokens == as_given.max_model_len
     assert as_given.checkpoint_engine.update_weights_bucket_megabytes == 64
+
+
+def test_a_context_longer_than_the_models_positions_is_refused_unless_they_are_stretched(tmp_path):
+    def rollout(folder: Path, **settings: object):
+        sizes = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
+        Qwen2Config(**sizes, max_position_embeddings=1000, **settings).save_pretrained(folder)
+        job = example("babyai-goto-cpu", folder, "spec.agent.maxPromptTokens=1200")
+        return config_of(job, folder, "cpu").actor_rollout_ref.rollout
+
+    with pytest.raises(SettingsError, match=r"up to 12\d\d tokens together .* has 1000 positions"):
+        rollout(tmp_path / "short")
+    stretched = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1000, "rope_theta": 10000.0}
+    assert rollout(tmp_path / "long", rope_parameters=stretched).max_model_len > 1200
 
 
 def test_the_queue_has_room_for_every_row_of_a_step(model):

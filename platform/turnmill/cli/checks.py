@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 
 from turnmill.core.errors import SettingsError
@@ -9,8 +10,11 @@ from turnmill.jobs.options import read_options
 from turnmill.jobs.problems import Problem, problems_of
 from turnmill.jobs.settings import PLUGIN, kind_of
 from turnmill.jobs.values import Values
+from turnmill.jobs.verl_settings import VerlSettings, setting
 from turnmill.training.agent_kinds import agent_kind_class
 from turnmill.training.plugins import PluginError
+
+TRACES = "actor_rollout_ref.rollout.trace.backend"
 
 
 def plugins(values: Values) -> Iterator[Problem]:
@@ -62,9 +66,18 @@ def verl_settings(values: Values) -> Iterator[Problem]:
     for name, instead in names_without_effect(settings):
         if name not in unknown:
             yield Problem(f"spec.verl.{name}", settings[name], "has no effect here", instead)
+    yield from _traces(settings)
     for name, closest in unknown.items():
         way_out = f"Did you mean {closest}?" if closest else "Look it up in verl's documentation."
         yield Problem(f"spec.verl.{name}", settings[name], "is no setting of verl's", way_out)
+
+
+def _traces(settings: VerlSettings) -> Iterator[Problem]:
+    """Yield a problem if the package that records traces of rollouts is missing."""
+    package = setting(settings, TRACES, None)
+    if isinstance(package, str) and find_spec(package) is None:
+        way_out = f"Install it (pip install {package}), or look at trajectories with turnmill trajectories."
+        yield Problem(f"spec.verl.{TRACES}", package, "needs a package that is missing", way_out)
 
 
 ALL = (plugins, agent, warm_start, verl_settings)

@@ -20,6 +20,7 @@ from turnmill.training.verl.megatron_config import megatron_settings, refuse_meg
 from turnmill.training.verl.resource_config import (
     longest_row,
     make_room_on_cpus,
+    refuse_contexts_beyond,
     refuse_short_micro_batches,
     resource_settings,
 )
@@ -70,6 +71,7 @@ def build_verl_config(job: AgentTrainingJob, *, model: Path, run_dir: Path, devi
         _make_room_for_rows(config, resource_settings(job, device) | dict(job.spec.verl))
         if device == "cpu":
             make_room_on_cpus(config, model, job.spec.verl)
+        refuse_contexts_beyond(model, config)
         refuse_short_micro_batches(config)
         refuse_ignored_correction(config)
         refuse_wrong_sequence_parallel(config)

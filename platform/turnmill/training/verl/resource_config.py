@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -61,26 +62,46 @@ def longest_row(config: DictConfig, engine: DictConfig | None = None) -> int:
 
 
 def make_room_on_cpus(config: DictConfig, model: Path, given: Mapping[str, object]) -> None:
-    """Let engines read the longest row at once and take the largest weight in one piece, unless `given` sets it.
+    """Let engines read the longest row at once and take the largest weight in one piece, unless `given` sets that.
 
-    Without chunked prefill vLLM refuses longer rows; verl sends no part of a weight through shared memory.
+    Without chunked prefill vLLM refuses longer rows, and verl fails as it raises the number; verl sends no part of a
+    weight through shared memory. Activations are not offloaded to where they are.
     """
     rollout = config.actor_rollout_ref.rollout
-    if setting(given, f"{ROLLOUT}.max_num_batched_tokens", None) is None:
+    if not rollout.enable_chunked_prefill:
         rollout.max_num_batched_tokens = max(rollout.max_num_batched_tokens, rollout.max_model_len)
+    for owner in (config.actor_rollout_ref, config.critic):
+        owner.model.enable_activation_offload = False
     transfer = rollout.checkpoint_engine
     if setting(given, f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", None) is None:
         needed = math.ceil(_largest_weight_bytes(model) / 2**20)
         transfer.update_weights_bucket_megabytes = max(transfer.update_weights_bucket_megabytes, needed)
 
 
-def _largest_weight_bytes(model: Path) -> int:
-    """Return the bytes of a model's embeddings or of its widest layer in float32; 0 if its configuration lacks them."""
+def refuse_contexts_beyond(model: Path, config: DictConfig) -> None:
+    """Raise SettingsError for contexts longer than a model's positions, unless it stretches them; vLLM would refuse."""
+    sizes = _sizes(model)
+    stretched = sizes.get("rope_scaling") or "factor" in (sizes.get("rope_parameters") or {})
+    limit, length = sizes.get("max_position_embeddings"), config.actor_rollout_ref.rollout.max_model_len
+    if limit and length > limit and not stretched:
+        raise SettingsError(
+            f"spec.agent: prompt and response have up to {length} tokens together ({ROLLOUT}.max_model_len), and "
+            f"the model has {limit} positions (max_position_embeddings). Set shorter ones, or take another model."
+        )
+
+
+def _sizes(model: Path) -> Mapping[str, Any]:
+    """Return the configuration of a model's text part; empty if it cannot be read."""
     try:
         config = json.loads((model / "config.json").read_text())
     except (OSError, ValueError):
-        return 0
-    sizes = config.get("text_config") or config
+        return {}
+    return config.get("text_config") or config
+
+
+def _largest_weight_bytes(model: Path) -> int:
+    """Return the bytes of a model's embeddings or of its widest layer in float32; 0 if its configuration lacks them."""
+    sizes = _sizes(model)
     width = max(sizes.get("vocab_size") or 0, sizes.get("intermediate_size") or 0)
     return 4 * int(sizes.get("hidden_size") or 0) * int(width)
 
