@@ -96,7 +96,8 @@ def _sizes(model: Path) -> Mapping[str, Any]:
         config = json.loads((model / "config.json").read_text())
     except (OSError, ValueError):
         return {}
-    return config.get("text_config") or config
+    sizes: Mapping[str, Any] = config.get("text_config") or config
+    return sizes
 
 
 def _largest_weight_bytes(model: Path) -> int:
