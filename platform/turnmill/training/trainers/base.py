@@ -22,7 +22,6 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 from verl.utils.seqlen_balancing import (
     calculate_workload,
-    get_seqlen_balanced_partitions,
     log_seqlen_unbalance,
 )
 
@@ -35,6 +34,7 @@ from turnmill.rollout.worker import LoopManager
 from turnmill.training import checkpoints
 from turnmill.training.advantages.precision import at_least_float32
 from turnmill.training.arrivals import Arrivals
+from turnmill.training.batches.balance import balanced_parts
 from turnmill.training.dataset import rows_as_columns, select
 from turnmill.training.recorder import RunRecorder, StepLogger
 from turnmill.training.rollout_correction import correct_rows
@@ -159,7 +159,7 @@ class RunTrainer(ResponseTrainer):
         batch = upsample_batch_to_divisible_size(batch, multiple, self.tokenizer.eos_token_id)
         lengths = [tag["seq_len"] for tag in batch.tags]
         work = calculate_workload(torch.tensor(lengths, dtype=torch.int64)).tolist()
-        parts = get_seqlen_balanced_partitions(work, k_partitions=num_workers, equal_size=True)
+        parts = balanced_parts(work, num_workers)
         batch.reorder([row for part in parts for row in part])
         metrics.update(log_seqlen_unbalance(lengths, parts, prefix="global_seqlen"))
         return batch
