@@ -43,8 +43,12 @@ PRELUDE = r"""
 enable -n kill exec . source eval
 python3() { printf '%s\0' "$@" > "$CAPTURED.$BASHPID"; }
 python() { python3 "$@"; }
+mktemp() { command mktemp "$@" | tee -a "$MADE"; }
 """
-"""What a script runs after: Python only writes down its arguments."""
+"""What a script runs after: Python only writes down its arguments, and temporary files are removed in the end."""
+
+MADE = "made"
+"""File with the names of a script's temporary files."""
 
 STEP_SECONDS = 1800
 
@@ -146,20 +150,22 @@ def _turnmill(*arguments: str, cwd: Path) -> tuple[int, list[str]]:
     os.environ.update({"COLUMNS": "2000", "NO_COLOR": "1"})
     with chdir(cwd), redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         code = turnmill([*arguments])
-    # A script names its files below the folder and below the one for temporary files.
-    said = (out.getvalue() + err.getvalue()).replace(f"{cwd}/", "").replace(f"{cwd.parent}/".lstrip("/"), "")
+    said = (out.getvalue() + err.getvalue()).replace(f"{cwd}/", "")
     return code, [line for line in said.splitlines() if line.strip()]
 
 
 @contextmanager
 def _copy(root: Path, scratch: Path) -> Iterator[Path]:
     """Yield a copy of a clone: scripts write beside themselves."""
-    copy = scratch / "copy"
+    copy, made = scratch / "copy", scratch / MADE
     shutil.copytree(root, copy, ignore=shutil.ignore_patterns(".git"), symlinks=True)
     try:
         yield copy
     finally:
         shutil.rmtree(copy)
+        for name in made.read_text().split() if made.exists() else ():
+            Path(name).unlink(missing_ok=True)
+        made.unlink(missing_ok=True)
 
 
 def _calls(copy: Path, name: str) -> list[list[str]]:
@@ -173,11 +179,12 @@ def _calls(copy: Path, name: str) -> list[list[str]]:
     prelude.write_text(PRELUDE)
     for before in copy.parent.glob("call.*"):
         before.unlink()
-    environment = {"PATH": str(programs), "HOME": str(copy), "TMPDIR": str(copy.parent), "BASH_ENV": str(prelude)}
+    environment = {"PATH": str(programs), "HOME": str(copy), "BASH_ENV": str(prelude)}
     subprocess.run(
         [str(shutil.which("bash")), str(copy / name)],
         cwd=copy,
-        env={**environment, "CAPTURED": str(copy.with_name("call"))},
+        # Temporary files are in /tmp: scripts make a folder `tmp` for what they name `$(pwd)$(mktemp)`.
+        env={**environment, "CAPTURED": str(copy.with_name("call")), "MADE": str(copy.with_name(MADE))},
         capture_output=True,
         stdin=subprocess.DEVNULL,
         timeout=120,
