@@ -11,20 +11,26 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import verl
 import verl.utils.distributed
 import verl.utils.model
+from tensordict import TensorDict
 from torch.distributed.distributed_c10d import BackendConfig
 from torch.distributed.fsdp import CPUOffloadPolicy
 from verl.plugin import platform
+from verl.utils import tensordict_utils
+from verl.workers import engine_workers
+from verl.workers.engine import base as engine_base
 from verl.workers.engine.fsdp import transformer_impl
 
+from support.vision import tiny_vision_model
 from turnmill.core.process_mark import PROCESS_MARK
 from turnmill.training.verl.config import compose_defaults
-from turnmill.training.verl.patches import Patch, linear_weights, table
+from turnmill.training.verl.patches import Patch, linear_weights, no_pictures, position_rows, table, vision_attention
 
 DEVELOPMENT = Path(__file__).parents[2] / "docs" / "development.md"
 
@@ -209,6 +215,101 @@ def test_linear_layer_keeps_its_weight_for_the_next_weight_sync(layers):
 
     assert layer.weight.shape == (64, 64)
     torch.testing.assert_close(layers.cpu_unquantized_gemm(layer, torch.ones(2, 64), layer.weight), expected)
+
+
+@pytest.fixture
+def qwen2_vl(monkeypatch):
+    """verl's module of Qwen2-VL and transformers' classes, restored after the test."""
+    import verl.models.transformers.qwen2_vl as module
+    from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
+    from transformers.models.qwen2_vl import modeling_qwen2_vl
+
+    for name in ("_get_input_embeds", "qwen2_vl_attn_forward"):
+        original = getattr(module, name)
+        monkeypatch.setattr(module, name, inspect.getclosurevars(original).nonlocals.get("original", original))
+    for classes, prefix in ((modeling_qwen2_vl, "Qwen2VL"), (modeling_qwen2_5_vl, "Qwen2_5_VL")):
+        for name in ("Model", "ForConditionalGeneration", "Attention"):
+            kind = getattr(classes, prefix + name)
+            monkeypatch.setattr(kind, "forward", kind.forward)
+    return module
+
+
+def vision_network() -> Any:
+    """A tiny Qwen2-VL that attends as models do on machines without flash attention."""
+    network = tiny_vision_model().network
+    network.set_attn_implementation("sdpa")
+    return network
+
+
+def packed(lengths: list[int]) -> dict[str, torch.Tensor]:
+    """Rows of text, one after the other in one, as verl passes them to a model that reads pictures."""
+    ids = torch.randint(3, 90, (1, sum(lengths)), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids, "position_ids": torch.cat([torch.arange(n) for n in lengths]).expand(4, 1, -1)}
+
+
+def verl_logits(network: Any, *, packs: bool, **inputs: torch.Tensor) -> torch.Tensor:
+    from verl.models.transformers.monkey_patch import apply_monkey_patch
+
+    apply_monkey_patch(network, use_remove_padding=packs)
+    with torch.no_grad():
+        return network(**inputs, use_cache=False).logits[0]
+
+
+def test_no_pictures_is_needed(qwen2_vl):
+    with pytest.raises(AttributeError, match="has no attribute 'mean'"):
+        verl_logits(vision_network(), packs=False, **packed([5]))
+
+
+def test_vision_attention_is_needed(qwen2_vl):
+    """verl's attention asks for names that it has only beside flash attention."""
+    no_pictures.apply()
+
+    with pytest.raises(NameError, match="_flash_"):
+        verl_logits(vision_network(), packs=True, **packed([5]))
+
+
+def test_packed_rows_without_pictures_have_the_logits_that_each_has_alone(qwen2_vl):
+    network, rows = vision_network(), packed([5, 7])
+    alone = [network(input_ids=row).logits[0].detach() for row in rows["input_ids"].split([5, 7], dim=1)]
+
+    no_pictures.apply()
+    vision_attention.apply()
+    logits = verl_logits(network, packs=True, **rows)
+
+    torch.testing.assert_close(logits, torch.cat(alone))
+
+
+def positions(*lengths: int) -> TensorDict:
+    """Positions of rows in four dimensions, as they come out of the queue."""
+    rows = [torch.arange(4 * length).view(4, length) for length in lengths]
+    return TensorDict(
+        {"position_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}, batch_size=len(lengths)
+    )
+
+
+def test_position_rows_is_needed():
+    """verl names a dimension of rows of one length in which they are not laid out."""
+    batch = positions(6, 6)
+
+    tensordict_utils.maybe_fix_3d_position_ids(batch)
+
+    with pytest.raises(RuntimeError):
+        batch["position_ids"].unbind()
+
+
+@pytest.mark.parametrize("lengths", [(6, 6), (4, 4), (6,), (6, 3)])
+def test_workers_keep_positions_of_several_dimensions(monkeypatch, lengths):
+    batch, expected = positions(*lengths), positions(*lengths)["position_ids"].unbind()
+    for module in (engine_workers, engine_base):
+        monkeypatch.setattr(module, "maybe_fix_3d_position_ids", tensordict_utils.maybe_fix_3d_position_ids)
+
+    position_rows.apply()
+    for module in (engine_workers, engine_base):
+        module.maybe_fix_3d_position_ids(batch)
+    first = tensordict_utils.index_select_tensor_dict(batch, [0])
+
+    assert [row.tolist() for row in batch["position_ids"].unbind()] == [row.tolist() for row in expected]
+    assert first["position_ids"].values().tolist() == expected[0].tolist()
 
 
 def test_verl_s_processes_on_the_cpu_are_patched(tmp_path):

@@ -1,6 +1,7 @@
 """A tiny vision model with random weights, and a scripted policy with its log-probs."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -75,13 +76,15 @@ def tiny_vision_model() -> VisionModel:
     begin, image, end, video = tokenizer.convert_tokens_to_ids(list(MARKS))
     config = Qwen2VLConfig(
         text_config={
-            "vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
+            "vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+            # vLLM has no attention on CPUs for heads of 16.
             "num_attention_heads": 2, "num_key_value_heads": 2,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]},
+            "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]},
         },
-        vision_config={"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 1},
+        vision_config={"depth": 1, "embed_dim": 64, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 1},
         vision_start_token_id=begin, image_token_id=image, vision_end_token_id=end, video_token_id=video,
-        architectures=["Qwen2VLForConditionalGeneration"],
+        architectures=["Qwen2VLForConditionalGeneration"], tie_word_embeddings=False,
     )  # fmt: skip
     images = Qwen2VLImageProcessorPil(min_pixels=SIDE * SIDE, max_pixels=SIDE * SIDE)
     processor = _ImageProcessor(image_processor=images, tokenizer=tokenizer, video_processor=None)
@@ -91,3 +94,15 @@ def tiny_vision_model() -> VisionModel:
         setattr(processor, name, MethodType(getattr(Qwen2VLModel, name), processor))
     torch.manual_seed(0)
     return VisionModel(tokenizer, processor, config, Qwen2VLForConditionalGeneration(config).eval())
+
+
+def save_vision_model(folder: Path, template: str) -> None:
+    """Save a tiny model for a run; its processor needs torchvision."""
+    from transformers import Qwen2VLImageProcessor, Qwen2VLVideoProcessor
+
+    model = tiny_vision_model()
+    model.tokenizer.chat_template = template
+    images = Qwen2VLImageProcessor(min_pixels=SIDE * SIDE, max_pixels=SIDE * SIDE)
+    model.network.save_pretrained(folder)
+    Qwen2VLProcessor(images, model.tokenizer, Qwen2VLVideoProcessor(), chat_template=template).save_pretrained(folder)
+    model.tokenizer.save_pretrained(folder)

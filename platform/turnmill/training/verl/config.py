@@ -217,6 +217,8 @@ def _rollout(job: AgentTrainingJob) -> VerlSettings:
         f"{rollout}.val_kwargs.temperature": spec.training.validation.temperature,
         f"{rollout}.val_kwargs.do_sample": spec.training.validation.temperature > 0,
         f"{rollout}.log_prob_use_dynamic_bsz": True,
+        # Engines start with dummy weights: with those vLLM would normalise images, and no weight sync replaces them.
+        f"{rollout}.engine_kwargs.vllm.mm_device_do_normalize": False,
         f"{rollout}.agent.num_workers": spec.resources.agent_loop_workers,
         "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": True,
     }

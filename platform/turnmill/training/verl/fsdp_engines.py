@@ -13,16 +13,21 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+from verl.workers.rollout.utils import get_vision_placeholder_token_ids
 
 from turnmill.observability.run_folder import RunFolder
 from turnmill.training.advantages.precision import at_least_float32
 from turnmill.training.verl.distributed_checkpoints import DistributedCheckpoints
+from turnmill.training.verl.patches import no_pictures, vision_attention
 
 BACKENDS = ["fsdp", "fsdp2"]
 
 
 BEAT_SECONDS = 5.0
 """Time between heartbeats of a rank: there may be hundreds of them, and the run folder on a network file system."""
+
+NEVER_GENERATED = -1e4
+"""Logit of a token that inference engines never generate: finite at any temperature, with a probability of 0."""
 
 
 class _RunEngineMixin:
@@ -49,6 +54,25 @@ class _RunEngineMixin:
 @EngineRegistry.register(model_type="language_model", backend=BACKENDS, device="cuda", vendor="nvidia")
 class PolicyEngine(_RunEngineMixin, FSDPEngineWithLMHead):
     """Engine of the policy and the reference model."""
+
+    def _build_module(self) -> torch.nn.Module:
+        if self.model_config.hf_config.model_type in no_pictures.MODEL_TYPES:
+            no_pictures.apply()
+            vision_attention.apply()
+        module: torch.nn.Module = super()._build_module()
+        return module
+
+    def prepare_model_outputs(self, output: Any, *args: object, **kwargs: object) -> dict[str, Tensor]:
+        """Return log-probs, and entropies, among the tokens that inference engines generate.
+
+        verl's engines never generate the placeholders of images and videos. Log-probs among all tokens would be lower.
+        """
+        placeholders = get_vision_placeholder_token_ids(self.model_config.processor)
+        # Fused kernels compute no logits.
+        if placeholders and getattr(output, "logits", None) is not None:
+            output.logits[..., placeholders] = NEVER_GENERATED
+        outputs: dict[str, Tensor] = super().prepare_model_outputs(output, *args, **kwargs)
+        return outputs
 
     def get_per_tensor_param(self, *args: object, **kwargs: object) -> tuple[Iterable[tuple[str, Tensor]], Any]:
         """Return names and values of the weights for inference engines, and the configuration of LoRA adapters, if any.

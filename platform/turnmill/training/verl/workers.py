@@ -14,9 +14,13 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from turnmill.training.response_columns import Asked
 from turnmill.training.row_advantages import fill_in_advantages, to_workers
 from turnmill.training.verl import fsdp_engines  # noqa: F401  (registered on import)
+from turnmill.training.verl.patches import position_rows
 
 if os.environ.get("VERL_PLATFORM") == "cpu":
     from turnmill.training.verl.cpu import engines  # noqa: F401
+
+
+position_rows.apply()
 
 
 def dealt(mesh: str) -> dict[str, Callable[..., object]]:

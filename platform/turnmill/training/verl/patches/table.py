@@ -5,9 +5,12 @@ from turnmill.training.verl.patches import (
     actor_class_ids,
     gloo_backend,
     linear_weights,
+    no_pictures,
     pinned_memory,
+    position_rows,
     queue_controller,
     value_head_attention,
+    vision_attention,
     weight_sockets,
 )
 
@@ -21,6 +24,9 @@ ALL: dict[str, Patch] = {
         queue_controller,
         actor_class_ids,
         linear_weights,
+        position_rows,
+        no_pictures,
+        vision_attention,
     )
 }
 """Patches by the names of their modules."""
