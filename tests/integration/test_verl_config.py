@@ -1,8 +1,10 @@
+import ast
 import fnmatch
 import importlib.util
 import re
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +18,14 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 import turnmill
 from support.models import model_without_weights
+from turnmill.cli import checks
 from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob, load_job
 from turnmill.training.agent_kinds import agent_kind
 from turnmill.training.dynamic_sampling import FilteringStepBuffer
 from turnmill.training.replay_buffers import StepReplayBuffer
 from turnmill.training.verl import known_settings
-from turnmill.training.verl.config import build_verl_config, compose_defaults
+from turnmill.training.verl.config import build_verl_config, compose_defaults, refused_verl_settings
 from turnmill.training.verl.ineffective_settings import ONLY_WITH
 from turnmill.training.verl.known_settings import unknown_names
 from turnmill.training.verl.megatron_config import require_packages
@@ -388,7 +391,7 @@ def test_verl_resolves_megatron_for_every_kind_of_agent(name, model):
 def test_megatron_keeps_nothing_that_only_fsdp_understands(model):
     settings = "spec.verl={actor_rollout_ref.actor.fsdp_config.param_offload: true}"
 
-    with pytest.raises(SettingsError, match=r"fsdp_config.param_offload \(True\) is no setting of verl's"):
+    with pytest.raises(SettingsError, match=r"param_offload \(True\) has .*engine: fsdp\.$"):
         config_of(example("tool-math-gpu", model, MEGATRON % "offload: none", settings), model, "cuda")
     with pytest.raises(SettingsError, match="needs GPUs"):
         config_of(example("tool-math-gpu", model, MEGATRON % "offload: none"), model, "cpu")
@@ -513,7 +516,66 @@ def test_a_setting_that_turnmill_replaces_is_refused_with_the_field_to_set(model
 
 
 def test_the_settings_without_effect_are_settings_of_verl(defaults):
-    assert unknown_names(defaults, dict.fromkeys(known_settings.WITHOUT_EFFECT, 1)) == []
+    unknown = dict(unknown_names(defaults, dict.fromkeys(known_settings.WITHOUT_EFFECT, 1)))
+
+    assert unknown_names(compose_defaults("megatron"), dict.fromkeys(unknown, 1)) == []
+    assert all(".megatron." in name or name == "critic.nccl_timeout" for name in unknown)
+
+
+def leaves(engine: str) -> list[str]:
+    """The settings of verl with an engine, without the sections that they are in."""
+    names = [*known_settings._names(compose_defaults(engine))]
+    sections = {name.rpartition(".")[0] for name in names}
+    return [name for name in names if name not in sections and not name.endswith("._target_")]
+
+
+def words_of_megatron() -> set[str]:
+    """The attributes and texts in the code of verl that runs with Megatron, without declarations of settings."""
+    verl = Path(import_module("verl").__file__).parent
+    places = ("workers/engine/megatron", "utils/megatron", "utils/checkpoint", "models/mcore", "utils/modelopt")
+    files = [file for place in places for file in (verl / place).rglob("*.py") if "fsdp" not in file.name]
+    files += [verl / "utils" / "megatron_utils.py", verl / "workers" / "engine_workers.py"]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return {node.attr for node in nodes if isinstance(node, ast.Attribute)} | texts
+
+
+@pytest.mark.feature("verl's multi-turn", "settings without effect")
+def test_every_setting_of_megatron_is_named_in_the_code_of_its_engine_or_refused(defaults):
+    words, own = words_of_megatron(), set(leaves("megatron")) - set(leaves("fsdp"))
+    # Megatron gets these sections as a whole.
+    read = [name for name in own if ".override_transformer_config." in name or ".qat." in name]
+    unread = [name for name in own if name.rpartition(".")[2] not in words and name not in read]
+
+    assert len(own) > 150
+    assert {"actor_rollout_ref.actor.megatron.dist_checkpointing_prefix", "critic.nccl_timeout"} <= set(unread)
+    assert [name for name in unread if not known_settings.names_without_effect({name: 1}, "megatron")] == []
+
+
+@pytest.mark.parametrize(("engine", "other"), [("fsdp", "megatron"), ("megatron", "fsdp")])
+def test_a_setting_of_the_other_engine_is_refused_with_the_engine_that_reads_it(engine, other):
+    own = sorted(set(leaves(other)) - set(leaves(engine)))
+
+    refused = refused_verl_settings(dict.fromkeys(own, 1), engine)
+
+    assert [each.name for each in refused] == own
+    assert {each.rule for each in refused} == {"has no effect here"}
+    assert {each.way_out for each in refused} == {f"It needs spec.resources.train.engine: {other}."}
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "other"),
+    [
+        ("actor_rollout_ref.model.use_liger", "megatron", "fsdp"),
+        ("critic.model.enable_gradient_checkpointing", "megatron", "fsdp"),
+        ("actor_rollout_ref.actor.checkpoint.async_save", "fsdp", "megatron"),
+    ],
+)
+def test_a_setting_that_both_engines_have_is_refused_for_the_one_that_does_not_read_it(name, engine, other):
+    way_out = f"It needs spec.resources.train.engine: {other}."
+
+    assert refused_verl_settings({name: 1}, engine) == [known_settings.Refused(name, 1, "has no effect here", way_out)]
+    assert refused_verl_settings({name: 1}, other) == []
 
 
 def test_every_pattern_of_settings_that_need_another_is_of_verl_and_on_the_page(defaults):
@@ -526,6 +588,19 @@ def test_every_pattern_of_settings_that_need_another_is_of_verl_and_on_the_page(
         pattern for pattern, other in ONLY_WITH.items()
         if not any(f"`{pattern}`" in row and row.endswith(f"| `{other}` |") for row in rows)
     ] == []  # fmt: skip
+
+
+def test_engines_get_images_that_are_normalised_already(model):
+    """vLLM's own normalisation has weights that dummy weights replace, and that no weight sync brings back."""
+    vision = pytest.importorskip("vllm.model_executor.models.vision")
+    norm = vision.FusedInputNorm(image_mean=[0.5] * 3, image_std=[0.5] * 3, rescale_factor=1 / 255)
+
+    config = config_of(example("tool-arithmetic-cpu", model), model, "cpu")
+
+    assert norm.state_dict().keys() == {"weight", "bias"}
+    assert config.actor_rollout_ref.rollout.load_format == "dummy"
+    assert not config.actor_rollout_ref.rollout.engine_kwargs.vllm.mm_device_do_normalize
+    assert vision.FusedInputNorm.identity().state_dict() == {}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -554,6 +629,31 @@ def test_an_engine_other_than_vllm_is_refused_with_the_reason(model, setting):
 
     with pytest.raises(SettingsError, match=r"\('sglang'\) is not supported: weight sync, .* are made for vLLM\."):
         build_verl_config(job, model=model, run_dir=Path("run"), device="cpu")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "actor_rollout_ref.actor.strategy: fsdp",
+        "actor_rollout_ref: {ref: {fsdp_config: {strategy: fsdp}}}",
+        "critic.fsdp.strategy: fsdp",
+    ],
+)
+def test_fsdp1_is_refused_without_gpus(model, setting):
+    job = example("babyai-goto-cpu", model, f"spec.verl={{{setting}}}")
+
+    with pytest.raises(SettingsError, match=r"^spec\.verl\..* needs GPUs: .* Leave it out for FSDP2"):
+        build_verl_config(job, model=model, run_dir=Path("run"), device="cpu")
+    build_verl_config(job, model=model, run_dir=Path("run"), device="cuda")
+
+
+def test_a_check_finds_fsdp1_where_the_job_would_run_without_gpus():
+    values: Any = {"spec.verl": {"critic.strategy": "fsdp"}, "spec.resources.train.engine": "fsdp"}
+
+    problems = [*checks.verl_settings(values | {"spec.resources.device": "cpu"})]
+
+    assert [str(problem).partition(":")[0] for problem in problems] == ["spec.verl.critic.strategy"]
+    assert "needs GPUs" in str(problems[0])
 
 
 @pytest.mark.feature("verl's multi-turn", "settings without effect")

@@ -11,6 +11,7 @@ from turnmill.jobs.problems import Problem, problems_of
 from turnmill.jobs.settings import PLUGIN, kind_of
 from turnmill.jobs.values import Values
 from turnmill.jobs.verl_settings import VerlSettings, setting
+from turnmill.runs.preparation import resolve_device
 from turnmill.training.agent_kinds import agent_kind_class
 from turnmill.training.plugins import PluginError
 
@@ -52,24 +53,23 @@ def warm_start(values: Values) -> Iterator[Problem]:
 
 
 def verl_settings(values: Values) -> Iterator[Problem]:
-    """Yield a problem for each name in `spec.verl` that is no setting of verl, or that has no effect."""
+    """Yield a problem for each name in `spec.verl` that is no setting of verl, or that a run cannot follow."""
     settings = values["spec.verl"]
     if not settings:
         return
     # verl's own configuration takes seconds to import.
-    from turnmill.training.verl.config import unknown_verl_settings
-    from turnmill.training.verl.known_settings import NO_OTHER_ENGINE, names_without_effect, other_engine
+    from turnmill.training.verl.config import refused_verl_settings
 
-    if (other := other_engine(settings)) is not None:
-        yield Problem(f"spec.verl.{other[0]}", other[1], *NO_OTHER_ENGINE)
-    unknown = dict(unknown_verl_settings(settings, values["spec.resources.train.engine"]))
-    for name, instead in names_without_effect(settings):
-        if name not in unknown:
-            yield Problem(f"spec.verl.{name}", settings[name], "has no effect here", instead)
+    for each in refused_verl_settings(settings, values["spec.resources.train.engine"], _device(values)):
+        yield Problem(f"spec.verl.{each.name}", each.value, each.rule, each.way_out)
     yield from _traces(settings)
-    for name, closest in unknown.items():
-        way_out = f"Did you mean {closest}?" if closest else "Look it up in verl's documentation."
-        yield Problem(f"spec.verl.{name}", settings[name], "is no setting of verl's", way_out)
+
+
+def _device(values: Values) -> str | None:
+    """Return the device of a run on this machine; None if it is not here."""
+    with suppress(SettingsError):
+        return resolve_device(values["spec.resources.device"])
+    return None
 
 
 def _traces(settings: VerlSettings) -> Iterator[Problem]:

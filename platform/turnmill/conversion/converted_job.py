@@ -10,8 +10,8 @@ from turnmill.jobs.algorithm import AlgorithmSettings
 from turnmill.jobs.job import API_VERSION, KIND
 from turnmill.jobs.settings import Settings
 from turnmill.jobs.values import fields_by_alias, sections_in, tag_of
-from turnmill.training.verl.config import unknown_verl_settings
-from turnmill.training.verl.known_settings import NO_OTHER_ENGINE, names_without_effect
+from turnmill.training.verl.config import refused_verl_settings
+from turnmill.training.verl.known_settings import FSDP, LOOK_UP, MEGATRON, NO_OTHER_ENGINE, UNKNOWN
 
 Data = dict[str, Any]
 
@@ -84,13 +84,12 @@ def put_rest(found: Conversion, rest: Mapping[str, object]) -> None:
     engine = rest.get(f"{ROLLOUT}.name", "vllm")
     if engine != "vllm":
         found.note(f"{ROLLOUT}.name", f"{engine} {NO_OTHER_ENGINE[0]}. The job runs with vLLM.")
-    is_megatron = rest.get(ENGINE) == "megatron"
-    if is_megatron:
-        found.put("resources.train.engine", "megatron")
+    trains = MEGATRON if rest.get(ENGINE) == MEGATRON else FSDP
+    if trains == MEGATRON:
+        found.put("resources.train.engine", MEGATRON)
     rest = {name: value for name, value in rest.items() if name not in READ_HERE}
     rest = {_name_today(name): value for name, value in rest.items()}
-    unknown = dict(unknown_verl_settings(rest, "megatron" if is_megatron else "fsdp"))
-    ineffective = dict(names_without_effect(rest))
+    refused = {each.name: each for each in refused_verl_settings(rest, trains)}
     kept = {}
     algorithm = found.data["spec"].get("algorithm", {})
     section = algorithms().get(algorithm.get("type"))
@@ -103,11 +102,10 @@ def put_rest(found: Conversion, rest: Mapping[str, object]) -> None:
             found.note(name, removed)
         elif MICRO_BATCHES.fullmatch(name):
             found.note(name, "micro-batches are filled up to spec.resources.train.microBatchTokens.")
-        elif name in unknown:
-            closest = f" Did you mean {unknown[name]}?" if unknown[name] else ""
-            found.note(name, f"verl has no such setting.{closest}")
-        elif name in ineffective:
-            found.note(name, ineffective[name])
+        elif name in refused:
+            way_out = refused[name].way_out
+            unknown = f"verl has no such setting. {way_out}".removesuffix(f" {LOOK_UP}")
+            found.note(name, unknown if refused[name].rule == UNKNOWN else way_out)
         else:
             kept[name] = value
     if kept:

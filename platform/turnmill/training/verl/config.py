@@ -15,7 +15,7 @@ from turnmill.jobs.verl_settings import VerlSettings, setting
 from turnmill.training.verl.algorithm_config import learning_settings, sampler_settings
 from turnmill.training.verl.attention import attention_settings, refuse_costly_masks, refuse_wrong_sequence_parallel
 from turnmill.training.verl.correction_config import correction_settings, refuse_ignored_correction
-from turnmill.training.verl.known_settings import NO_OTHER_ENGINE, names_without_effect, other_engine, unknown_names
+from turnmill.training.verl.known_settings import Refused, refused_settings
 from turnmill.training.verl.megatron_config import megatron_settings, refuse_megatron_on_cpus, uses_megatron
 from turnmill.training.verl.resource_config import (
     longest_row,
@@ -55,8 +55,9 @@ def build_verl_config(job: AgentTrainingJob, *, model: Path, run_dir: Path, devi
     compute wrong numbers.
     """
     refuse_megatron_on_cpus(job, device)
+    for each in refused_verl_settings(job.spec.verl, job.spec.resources.train.engine, device):
+        raise SettingsError(f"spec.verl.{each.name} ({each.value!r}) {each.rule}. {each.way_out}")
     config = compose_defaults(job.spec.resources.train.engine)
-    _refuse_unknown(config, job.spec.verl)
     settings = (
         _base(job, model, run_dir)
         | (_cpu() if device == "cpu" else _cuda())
@@ -94,19 +95,11 @@ def _make_room_for_rows(config: DictConfig, given: Mapping[str, object]) -> None
         config.critic.ppo_infer_max_token_len_per_gpu = config.critic.ppo_max_token_len_per_gpu
 
 
-def unknown_verl_settings(settings: Mapping[str, object], engine: str = "fsdp") -> list[tuple[str, str]]:
-    """Return the names in `spec.verl` that verl has no setting for, each with the closest that it has (or "")."""
-    return unknown_names(compose_defaults(engine), settings)
-
-
-def _refuse_unknown(config: DictConfig, settings: Mapping[str, object]) -> None:
-    if (other := other_engine(settings)) is not None:
-        raise SettingsError(f"spec.verl.{other[0]} ({other[1]!r}) {NO_OTHER_ENGINE[0]}. {NO_OTHER_ENGINE[1]}")
-    for name, closest in unknown_names(config, settings):
-        way_out = f"Did you mean {closest}?" if closest else "Look it up in verl's documentation."
-        raise SettingsError(f"spec.verl.{name} ({settings[name]!r}) is no setting of verl's. {way_out}")
-    for name, instead in names_without_effect(settings):
-        raise SettingsError(f"spec.verl.{name} ({settings[name]!r}) has no effect here. {instead}")
+def refused_verl_settings(
+    settings: Mapping[str, object], engine: str = "fsdp", device: str | None = None
+) -> list[Refused]:
+    """Return the names in `spec.verl` that a run cannot follow, with the reasons."""
+    return refused_settings(settings, engine, device, compose_defaults)
 
 
 def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> VerlSettings:

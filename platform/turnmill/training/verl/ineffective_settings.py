@@ -10,12 +10,16 @@ from fnmatch import fnmatchcase
 NOT_READ = "verl's current trainer does not read it."
 MICRO_BATCHES = "Set spec.resources.train.microBatchTokens."
 OTHER_ENGINE = "It belongs to another engine; inference is always vLLM."
+NOT_READ_BY_MEGATRON = "verl's engine for Megatron does not read it."
 NO_GRADIENTS = "The reference model computes neither entropy nor gradients."
 
 WITHOUT_EFFECT: Mapping[str, str] = {
     "actor_rollout_ref.actor.calculate_sum_pi_squared": NOT_READ,
     "actor_rollout_ref.actor.freeze_vision_tower": NOT_READ,
     "actor_rollout_ref.actor.fsdp_config.dtype": "Set mixed_precision.param_dtype beside it.",
+    "actor_rollout_ref.actor.megatron.dist_checkpointing_prefix": NOT_READ_BY_MEGATRON,
+    "actor_rollout_ref.actor.megatron.router_replay.record_file": NOT_READ_BY_MEGATRON,
+    "actor_rollout_ref.actor.megatron.router_replay.replay_file": NOT_READ_BY_MEGATRON,
     "actor_rollout_ref.actor.grad_clip": "Set spec.algorithm.gradientClip.",
     "actor_rollout_ref.actor.ppo_micro_batch_size": MICRO_BATCHES,
     "actor_rollout_ref.actor.rollout_n": "Set spec.agent.groupSize.",
@@ -32,6 +36,9 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "actor_rollout_ref.ref.fsdp_config.entropy_from_logits_chunk_size": NO_GRADIENTS,
     "actor_rollout_ref.ref.fsdp_config.use_no_sync_for_gradient_accumulation": NO_GRADIENTS,
     "actor_rollout_ref.ref.log_prob_micro_batch_size": MICRO_BATCHES,
+    "actor_rollout_ref.ref.megatron.dist_checkpointing_prefix": NOT_READ_BY_MEGATRON,
+    "actor_rollout_ref.ref.megatron.router_replay.record_file": NOT_READ_BY_MEGATRON,
+    "actor_rollout_ref.ref.megatron.router_replay.replay_file": NOT_READ_BY_MEGATRON,
     "actor_rollout_ref.ref.rollout_n": "Set spec.agent.groupSize.",
     "actor_rollout_ref.ref.use_torch_compile": "Set actor_rollout_ref.ref.fsdp_config.use_torch_compile.",
     "actor_rollout_ref.rollout.agent.custom_async_server": NOT_READ,
@@ -65,7 +72,13 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "critic.fsdp.entropy_checkpointing": "A critic has no entropy.",
     "critic.fsdp.entropy_from_logits_chunk_size": "A critic has no entropy.",
     "critic.grad_clip": "Set spec.algorithm.gradientClip.",
+    "critic.megatron.dist_checkpointing_prefix": NOT_READ_BY_MEGATRON,
+    "critic.megatron.entropy_from_logits_chunk_size": "A critic has no entropy.",
+    "critic.megatron.entropy_from_logits_with_chunking": "A critic has no entropy.",
+    "critic.megatron.router_replay.record_file": NOT_READ_BY_MEGATRON,
+    "critic.megatron.router_replay.replay_file": NOT_READ_BY_MEGATRON,
     "critic.model.tiled_mlp": NOT_READ,
+    "critic.nccl_timeout": NOT_READ,
     "critic.ppo_micro_batch_size": MICRO_BATCHES,
     "critic.ppo_micro_batch_size_per_gpu": MICRO_BATCHES,
     "critic.rollout_n": "Set spec.agent.groupSize.",
@@ -108,6 +121,16 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 }
 """Settings of verl that have no effect here, as turnmill or nobody does their work, and what to set instead."""
 
+WITHOUT_EFFECT_OF_ENGINE: Mapping[str, Mapping[str, str]] = {
+    "fsdp": {"*.checkpoint.async_save": "megatron", "*.checkpoint.strict": "megatron"},
+    "megatron": {
+        "*.model.enable_activation_offload": "fsdp",
+        "*.model.enable_gradient_checkpointing": "fsdp",
+        "*.model.use_liger": "fsdp",
+    },
+}
+"""Patterns of settings that an engine does not read although they are among its own, and the engine that reads them."""
+
 WITH_EFFECT = frozenset(
     {
         "algorithm.rollout_correction.bypass_mode",
@@ -118,16 +141,25 @@ WITH_EFFECT = frozenset(
 """Settings below those of WITHOUT_EFFECT that do have an effect."""
 
 ONLY_WITH: Mapping[str, str] = {
-    "*.checkpoint.async_save": "spec.resources.train.engine: megatron",
-    "*.checkpoint.strict": "spec.resources.train.engine: megatron",
     "*.entropy_from_logits_chunk_size": "entropy_from_logits_with_chunking: true",
     "*.exclude_modules": "spec.model.lora",
     "*.fsdp_config.seed": "full_determinism: true",
     "*.fused_kernel_options.impl_backend": "use_fused_kernels: true",
     "*.lora_adapter_path": "spec.model.lora",
     "*.lora_alpha": "spec.model.lora",
+    "*.megatron.dist_checkpointing_path": "use_dist_checkpointing: true",
+    "*.megatron.distrib_optim_fully_reshardable_mem_efficient": "dist_ckpt_optim_fully_reshardable: true",
+    "*.megatron.max_seqlen_per_dp_cp_rank": "dynamic_context_parallel: true",
+    "*.megatron.pad_bshd_to_minibatch_max": "use_remove_padding: false",
+    "*.megatron.pad_to_length_bucket": "pad_to_length: true",
     "*.model.lora.*": "spec.resources.train.engine: megatron",
     "*.mtp.*": "mtp.enable: true",
+    "*.optim.exp_avg_dtype": "use_precision_aware_optimizer: true",
+    "*.optim.exp_avg_sq_dtype": "use_precision_aware_optimizer: true",
+    "*.optim.lr_wsd_decay_*": "lr_decay_style: WSD",
+    "*.optim.main_grads_dtype": "use_precision_aware_optimizer: true",
+    "*.optim.muon_*": "optimizer: muon",
+    "*.optim.use_layer_wise_distributed_optimizer": "optimizer: muon",
     "*.policy_loss.*": "policy_loss.loss_mode",
     "*.profiler.*": "profiler.enable: true",
     "*.qat.*": "qat.enable: true",

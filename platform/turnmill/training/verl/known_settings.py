@@ -4,16 +4,26 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from turnmill.jobs.verl_settings import setting
-from turnmill.training.verl.ineffective_settings import WITH_EFFECT, WITHOUT_EFFECT
+from turnmill.training.verl.ineffective_settings import (
+    WITH_EFFECT,
+    WITHOUT_EFFECT,
+    WITHOUT_EFFECT_OF_ENGINE,
+)
 
 ENGINE = "actor_rollout_ref.rollout.name"
+FSDP, MEGATRON = "fsdp", "megatron"
+UNKNOWN = "is no setting of verl's"
+NO_EFFECT = "has no effect here"
+LOOK_UP = "Look it up in verl's documentation."
+NEEDS_ENGINE = "It needs spec.resources.train.engine: %s."
 
 NO_OTHER_ENGINE = (
     "is not supported: weight sync, restarts of engines, metrics and the CPU path are made for vLLM",
@@ -21,23 +31,77 @@ NO_OTHER_ENGINE = (
 )
 """Rule and way out for an engine such as SGLang or TensorRT-LLM."""
 
+FSDP1_WITHOUT_GPUS = (
+    "needs GPUs: PyTorch's first FSDP broadcasts weights between them, and this machine has none",
+    "Leave it out for FSDP2, or run the job where GPUs are.",
+)
+"""Rule and way out for FSDP1 on CPUs."""
 
-def other_engine(settings: Mapping[str, object]) -> tuple[str, object] | None:
-    """Return the field and the name of an inference engine other than vLLM, which turnmill does not run."""
-    engine = setting(dict(settings), ENGINE, "vllm")
-    if engine == "vllm":
-        return None
-    return next(name for name, part in _parts(settings) if part == ENGINE), engine
+_STRATEGIES = tuple(
+    f"{section}.{name}"
+    for section, engine in (("actor_rollout_ref.actor", "fsdp_config"), ("actor_rollout_ref.ref", "fsdp_config"),
+                            ("critic", "fsdp"))
+    for name in ("strategy", f"{engine}.strategy")
+)  # fmt: skip
 
 
-def names_without_effect(settings: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Return the settings of verl that have no effect here, each with what to set instead."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refused:
+    """A name in `spec.verl` that a run cannot follow, with its value, the rule and the way out."""
+
+    name: str
+    value: object
+    rule: str
+    way_out: str
+
+
+def refused_settings(
+    settings: Mapping[str, object], engine: str, device: str | None, compose: Callable[[str], DictConfig]
+) -> list[Refused]:
+    """Return the names that a run with this engine on this device cannot follow; the device may be unknown.
+
+    `compose` returns verl's defaults for an engine.
+    """
+    if not settings:
+        return []
+    found = []
+    if _value(settings, ENGINE) not in (None, "vllm"):
+        found.append(Refused(*_given(settings, ENGINE), *NO_OTHER_ENGINE))
+    if device == "cpu":
+        first = (name for name in _STRATEGIES if _value(settings, name) == FSDP)
+        found += [Refused(*_given(settings, name), *FSDP1_WITHOUT_GPUS) for name in first]
+    other = FSDP if engine == MEGATRON else MEGATRON
+    unknown = unknown_names(compose(engine), settings)
+    nowhere = dict(unknown_names(compose(other), {name: settings[name] for name, _ in unknown})) if unknown else {}
+    for name, closest in unknown:
+        reason = (UNKNOWN, _way_out(closest)) if name in nowhere else (NO_EFFECT, NEEDS_ENGINE % other)
+        found.append(Refused(name, settings[name], *reason))
+    for name, instead in names_without_effect(settings, engine):
+        if name not in {each.name for each in found}:
+            found.append(Refused(name, settings[name], NO_EFFECT, instead))
+    return found
+
+
+def _value(settings: Mapping[str, object], name: str) -> object:
+    return setting(dict(settings), name, None)
+
+
+def _given(settings: Mapping[str, object], wanted: str) -> tuple[str, object]:
+    """Return the field that has a setting, maybe in a mapping, and the setting's value."""
+    return next(name for name, part in _parts(settings) if part == wanted), _value(settings, wanted)
+
+
+def names_without_effect(settings: Mapping[str, object], engine: str = FSDP) -> list[tuple[str, str]]:
+    """Return the settings of an engine that have no effect here, each with what to set instead."""
     found: dict[str, str] = {}
     for name, part in _parts(settings):
         # The longest name is the most precise.
         unread = [each for each in WITHOUT_EFFECT if part == each or part.startswith(f"{each}.")]
         if unread and not _has_effect(part):
             found.setdefault(name, WITHOUT_EFFECT[max(unread, key=len)])
+        for pattern, other in WITHOUT_EFFECT_OF_ENGINE[engine].items():
+            if fnmatchcase(part, pattern):
+                found.setdefault(name, NEEDS_ENGINE % other)
     return list(found.items())
 
 
@@ -50,6 +114,10 @@ def unknown_names(config: DictConfig, settings: Mapping[str, object]) -> list[tu
     unknown = [(name, part) for name, part in _parts(settings) if not _is_known(config, part)]
     names = sorted(_names(config)) if unknown else []
     return [(name, _closest(part, names)) for name, part in unknown]
+
+
+def _way_out(closest: str) -> str:
+    return f"Did you mean {closest}?" if closest else LOOK_UP
 
 
 def _closest(wanted: str, names: list[str]) -> str:

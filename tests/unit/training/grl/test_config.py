@@ -15,8 +15,7 @@ from turnmill.grl import AgentTrainer
 from turnmill.jobs import JobError, parse_job
 from turnmill.training.grl import config as grl_config
 from turnmill.training.grl.config import agent_settings, job_data
-from turnmill.training.verl.config import unknown_verl_settings
-from turnmill.training.verl.known_settings import names_without_effect
+from turnmill.training.verl.config import refused_verl_settings
 
 # From the documentation of AgentTrainer, with a model and a number of steps.
 DOCUMENTED_CONFIG = """
@@ -263,8 +262,7 @@ def test_the_files_of_grl_are_read_as_they_are(config, tmp_path):
     assert (job.spec.kl.coefficient, job.spec.kl.applied_in, job.spec.training.steps) == (0.001, "reward", 200)
     assert job.spec.training.validation.every == 10
     # What has no field in a job is a setting of the present verl; nothing of the pinned verl's defaults is left.
-    assert unknown_verl_settings(job.spec.verl) == []
-    assert names_without_effect(job.spec.verl) == []
+    assert refused_verl_settings(job.spec.verl) == []
     assert job.spec.verl.keys() <= OTHER_SETTINGS
 
 
