@@ -1,6 +1,6 @@
 """Checks of a job beyond its settings: agents, environments, tasks, warm starts, settings of verl."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
@@ -40,8 +40,22 @@ def _algorithm_class(algorithm_type: str) -> type[Any]:
 
 def agent(values: Values) -> Iterator[Problem]:
     """Yield problems with the agent and with its environment or tasks."""
+    if values["spec.algorithm.type"] == "sft":
+        return
     with suppress(PluginError):
         yield from agent_kind_class(values["spec.agent.type"]).problems(values)
+
+
+def fine_tuning(values: Values) -> Iterator[Problem]:
+    """Yield a problem if nothing can be learned from the data of a fine-tuning."""
+    is_sft = values["spec.algorithm.type"] == "sft"
+    place = "spec.algorithm" if is_sft else "spec.model.fineTune"
+    if values[place] is None or not values.within(place):
+        return
+    # transformers takes seconds to import.
+    from turnmill.training.sft.checks import problems
+
+    yield from problems(values, place)
 
 
 def warm_start(values: Values) -> Iterator[Problem]:
@@ -56,6 +70,9 @@ def verl_settings(values: Values) -> Iterator[Problem]:
     """Yield a problem for each name in `spec.verl` that is no setting of verl, or that a run cannot follow."""
     settings = values["spec.verl"]
     if not settings:
+        return
+    if values["spec.algorithm.type"] == "sft":
+        yield from _engine_settings(settings)
         return
     # verl's own configuration takes seconds to import.
     from turnmill.training.verl.config import refused_verl_settings
@@ -80,4 +97,12 @@ def _traces(settings: VerlSettings) -> Iterator[Problem]:
         yield Problem(f"spec.verl.{TRACES}", package, "needs a package that is missing", way_out)
 
 
-ALL = (plugins, agent, warm_start, verl_settings)
+def _engine_settings(settings: Mapping[str, object]) -> Iterator[Problem]:
+    from turnmill.training.sft.config import SECTIONS, unknown_engine_settings
+
+    for name, closest in unknown_engine_settings(settings):
+        way_out = f"Did you mean {closest}?" if closest else f"There are {', '.join(SECTIONS)}."
+        yield Problem(f"spec.verl.{name}", settings[name], "is no setting of verl's engine for fine-tuning", way_out)
+
+
+ALL = (plugins, agent, warm_start, fine_tuning, verl_settings)

@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, Tag
 
+from turnmill.jobs.fine_tuning import Sft
 from turnmill.jobs.plugin_algorithm import PluginAlgorithm
 from turnmill.jobs.rollout_correction import RolloutCorrection
 from turnmill.jobs.settings import PLUGIN, Settings, TypedSection, by_type
@@ -112,6 +113,7 @@ AlgorithmSettings = Annotated[
     | Annotated[ReinforcePlusPlusBaseline, Tag("reinforce_plus_plus_baseline")]
     | Annotated[Dapo, Tag("dapo")]
     | Annotated[GigPo, Tag("gigpo")]
+    | Annotated[Sft, Tag("sft")]
     | Annotated[PluginAlgorithm, Tag(PLUGIN)],
     by_type(TurnPpo),
 ]

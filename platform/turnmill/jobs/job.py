@@ -7,6 +7,7 @@ from pydantic import Field
 from turnmill.jobs.agent import AgentSettings
 from turnmill.jobs.algorithm import AlgorithmSettings, TurnPpo
 from turnmill.jobs.environment import EnvironmentSettings
+from turnmill.jobs.fine_tuning import Sft
 from turnmill.jobs.grl_agent import GrlAgent
 from turnmill.jobs.harness_agent import HarnessAgent
 from turnmill.jobs.model import ModelSettings
@@ -145,6 +146,17 @@ class JobSpec(Settings):
     def trajectory_algorithm(self) -> TrajectoryAlgorithmSettings:
         """The algorithm of a job that learns from whole trajectories."""
         assert isinstance(self.algorithm, TrajectoryAlgorithmSettings)
+        return self.algorithm
+
+    @property
+    def fine_tuning(self) -> Sft | None:
+        """The algorithm of a job that only fine-tunes its model, without agent and environment."""
+        return self.algorithm if isinstance(self.algorithm, Sft) else None
+
+    @property
+    def reinforcement(self) -> TurnPpo | TrajectoryAlgorithmSettings:
+        """The algorithm of a job whose agent acts."""
+        assert not isinstance(self.algorithm, Sft)
         return self.algorithm
 
     @property

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from turnmill.jobs.fine_tuning import FineTune
 from turnmill.jobs.settings import FilePath, Seed, Settings, Word
 
 
@@ -69,6 +70,9 @@ class ModelSettings(Settings):
 
     warm_start: WarmStart | None = None
     """Make a tiny model by imitation, once; later runs with the same settings use it again."""
+
+    fine_tune: FineTune | None = None
+    """Fine-tune the model on conversations, or on trajectories of an earlier run, before the training starts."""
 
     lora: Lora | None = None
     """Train adapters of the policy instead of all its weights."""

@@ -48,6 +48,9 @@ _CEL = f"self.{_SECTION}"
 
 
 def _of(values: Values, name: str) -> object:
+    """Return a value. Raises BrokenValueError for an algorithm without rollout, whose rules are not judged."""
+    if values["spec.algorithm.type"] == "sft":
+        raise BrokenValueError(name)
     return values[f"spec.{_SECTION}.{name}"]
 
 
@@ -56,6 +59,9 @@ def _number(values: Values, name: str) -> float:
     if not isinstance(number, (int, float)):
         raise BrokenValueError(name)
     return float(number)
+
+
+_WITHOUT = f"!has({_CEL})"
 
 
 def _corrects(values: Values) -> bool:
@@ -68,7 +74,7 @@ CORRECTION_RULES = (
     Rule(
         path=f"{_SECTION}.bypass",
         holds=lambda v: not (_of(v, "bypass") and _corrects(v)),
-        cel=f"!({_CEL}.bypass && {_CORRECTS})",
+        cel=f"{_WITHOUT} || !({_CEL}.bypass && {_CORRECTS})",
         sentence="must be false with importance sampling or rejection: the loss then starts from the engine's "
         "log-probs, and there is no ratio to correct",
         way_out=lambda v: "Set it to false, or set importanceSampling and rejection to none.",
@@ -76,7 +82,7 @@ CORRECTION_RULES = (
     Rule(
         path=f"{_SECTION}.lowerThreshold",
         holds=lambda v: _of(v, "lowerThreshold") is None or _number(v, "lowerThreshold") <= _number(v, "threshold"),
-        cel=f"!has({_CEL}.lowerThreshold) || {_CEL}.lowerThreshold <= {_CEL}.threshold",
+        cel=f"{_WITHOUT} || !has({_CEL}.lowerThreshold) || {_CEL}.lowerThreshold <= {_CEL}.threshold",
         sentence=f"must be at most spec.{_SECTION}.threshold ({{{_SECTION}.threshold}}): "
         "weights between the two are kept",
         way_out=lambda v: f"Try {min(0.5, _number(v, 'threshold')):g}.",
@@ -84,7 +90,7 @@ CORRECTION_RULES = (
     Rule(
         path=f"{_SECTION}.rejectionLow",
         holds=lambda v: _number(v, "rejectionLow") < _number(v, "rejectionHigh"),
-        cel=f"{_CEL}.rejectionLow < {_CEL}.rejectionHigh",
+        cel=f"{_WITHOUT} || {_CEL}.rejectionLow < {_CEL}.rejectionHigh",
         sentence=f"must be less than spec.{_SECTION}.rejectionHigh ({{{_SECTION}.rejectionHigh}}): "
         "ratios between the two are kept",
         way_out=lambda v: f"Try {_number(v, 'rejectionHigh') / 4:g}.",
@@ -92,7 +98,7 @@ CORRECTION_RULES = (
     Rule(
         path="agent.logprobs",
         holds=lambda v: bool(v["spec.agent.logprobs"]) or not (_corrects(v) or _of(v, "bypass")),
-        cel=f"!has(self.agent.logprobs) || self.agent.logprobs || !({_CORRECTS} || {_CEL}.bypass)",
+        cel=f"{_WITHOUT} || !has(self.agent.logprobs) || self.agent.logprobs || !({_CORRECTS} || {_CEL}.bypass)",
         sentence=f"must be true with spec.{_SECTION}: it compares the engine's log-probs with the trainer's",
         way_out=lambda v: f"Leave it out, or take out spec.{_SECTION}.",
         only=(("agent.type", "tool"),),

@@ -6,6 +6,7 @@ One file, since its list is the order in which problems are reported, and in whi
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from turnmill.jobs.fine_tuning import FINE_TUNING_RULES
 from turnmill.jobs.grl_rules import GRL_RULES
 from turnmill.jobs.megatron_rules import MEGATRON_RULES
 from turnmill.jobs.problems import Problem
@@ -79,7 +80,12 @@ def _learns_from_turns(values: Values) -> bool:
 
 def _has_tasks(values: Values) -> bool:
     """Return whether a job sets its tasks per step, which turns and groups of agents derive from other fields."""
-    return not _learns_from_turns(values) and values["spec.agent.type"] != "grl"
+    return not _learns_from_turns(values) and not _has_own_environments(values)
+
+
+def _has_own_environments(values: Values) -> bool:
+    """Return whether a job has nothing to do with `spec.environment`."""
+    return bool(values["spec.agent.type"] == "grl" or values["spec.algorithm.type"] == "sft")
 
 
 def _compares_with_group(values: Values) -> bool:
@@ -122,6 +128,8 @@ def _overlong_fits(values: Values) -> bool:
 def _instead_of_tasks(values: Values) -> str:
     if _has_tasks(values):
         return "Add it."
+    if values["spec.algorithm.type"] == "sft":
+        return "Take it out: spec.algorithm.batchSize is the number of rows of a step."
     return f"Give {'training.turnsPerStep' if _learns_from_turns(values) else 'agent.agentGroupNum'} instead."
 
 
@@ -149,6 +157,7 @@ WITH_KL = ("algorithm.type", (TURN_PPO[1], *(kind for kind in TRAJECTORIES[1] if
 _MINIBATCH_TURNS = "(has(self.algorithm.minibatchTurns) ? self.algorithm.minibatchTurns : 128)"
 _LEARNS_FROM_TURNS = "(self.agent.type == 'verlog' && self.algorithm.type == 'turn_ppo')"
 _IS_GRL = "self.agent.type == 'grl'"
+_IS_SFT = "self.algorithm.type == 'sft'"
 _SEPARATE = "self.training.mode == 'separate_async'"
 _PROCESSES = "(self.resources.train.nodes * self.resources.train.gpusPerNode)"
 
@@ -319,14 +328,18 @@ RULES: tuple[Rule, ...] = (
         cel=f"{_LEARNS_FROM_TURNS} == has(self.training.turnsPerStep)",
         sentence="must be set with spec.algorithm.type turn_ppo, and left out with others: "
         "only its steps consist of turns",
-        way_out=lambda v: "Add it." if _learns_from_turns(v) else "Give training.tasksPerStep instead.",
+        way_out=lambda v: (
+            "Add it."
+            if _learns_from_turns(v)
+            else f"Give {'algorithm.batchSize' if v['spec.algorithm.type'] == 'sft' else 'training.tasksPerStep'} instead."
+        ),
     ),
     Rule(
         path="training.tasksPerStep",
         holds=lambda v: _has_tasks(v) == (v["spec.training.tasksPerStep"] is not None),
-        cel=f"({_LEARNS_FROM_TURNS} || {_IS_GRL}) != has(self.training.tasksPerStep)",
-        sentence="must be left out with spec.algorithm.type turn_ppo or spec.agent.type grl, and set with others: "
-        "steps of turn_ppo consist of turns, and those of grl of groups",
+        cel=f"({_LEARNS_FROM_TURNS} || {_IS_GRL} || {_IS_SFT}) != has(self.training.tasksPerStep)",
+        sentence="must be left out with spec.algorithm.type turn_ppo or sft or spec.agent.type grl, and set with "
+        "others: steps of turn_ppo consist of turns, those of sft of rows, and those of grl of groups",
         way_out=_instead_of_tasks,
     ),
     Rule(
@@ -402,10 +415,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         path="environment.name",
-        holds=lambda v: (v["spec.environment.name"] != "") == (v["spec.agent.type"] != "grl"),
-        cel=f"(self.environment.name != '') != ({_IS_GRL})",
-        sentence="must be left out with spec.agent.type grl, and set with others: "
-        "agents of type grl have environments of their own",
+        holds=lambda v: (v["spec.environment.name"] != "") != _has_own_environments(v),
+        cel=f"(self.environment.name != '') != ({_IS_GRL} || {_IS_SFT})",
+        sentence="must be left out with spec.agent.type grl or spec.algorithm.type sft, and set with others: "
+        "agents of type grl have environments of their own, and sft has none",
         way_out=lambda v: "Take it out." if v["spec.environment.name"] else "Add it, for example babyai.",
     ),
     Rule(
@@ -419,6 +432,7 @@ RULES: tuple[Rule, ...] = (
         only=(WITH_KL,),
     ),
     *CORRECTION_RULES,
+    *FINE_TUNING_RULES,
     *MEGATRON_RULES,
     *GRL_RULES,
 )

@@ -12,6 +12,9 @@ from turnmill.observability.advantage_log import AdvantageLog
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_files import SUFFIX, TRAINING, VALIDATION, LogFile, is_sampled, turns_file
 
+NOT_RECORDED = -2
+"""Parent of a turn whose context is not in the log."""
+
 
 @dataclass(frozen=True, slots=True)
 class TurnPosition:
@@ -78,6 +81,10 @@ class TurnRecord:
 
     images: tuple[str, ...] = ()
     """File names of the observation's images in the folder `episodes/` of the run."""
+
+    parent: int | None = None
+    """Number of the turn whose context this one continues, in trees of turns: -1 for none, NOT_RECORDED for a turn that
+    the log lacks, and None for the turn before."""
 
     @classmethod
     def of(cls, turn: Turn, position: TurnPosition) -> "TurnRecord":

@@ -94,7 +94,7 @@ def _with_free_metrics_port(attempt: Attempt) -> AgentTrainingJob:
 def _addresses(attempt: Attempt, folder: RunFolder) -> Mapping[str, str]:
     """Return the addresses of store and tool servers for agents that use them, and the number of the attempt."""
     kind = agent_kind(attempt.job.spec.agent)
-    if not kind.uses_store:
+    if attempt.job.spec.fine_tuning is not None or not kind.uses_store:
         return {}
     addresses = {"attempt": str(attempt.number)}
     if attempt.store_url is not None:

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 def services(job: AgentTrainingJob, folder: RunFolder, owner: Owner) -> Iterator[Mapping[str, str]]:
     """Yield the addresses of tool server and store; those that the user does not give are started here."""
     kind = agent_kind(job.spec.agent)
-    if not kind.uses_store:
+    if job.spec.fine_tuning is not None or not kind.uses_store:
         yield {}
         return
     with _store(folder, owner) as store_url:

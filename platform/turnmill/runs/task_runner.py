@@ -45,6 +45,12 @@ class TurnTaskRunner:
         configure_verl_logging()
         logs.configure(RunFolder(run_dir), process="trainer")
         job = job_from_json(job_json)
+        if job.spec.fine_tuning is not None:
+            from turnmill.training.sft.trainer import SftTrainer
+
+            _require_the_platform(device)
+            SftTrainer(job, model=Path(model), run_dir=Path(run_dir), device=device).fit()
+            return
         require_packages(job)
         if device == "cuda":
             job = with_memory_settings(job, Path(model), ray.nodes())

@@ -186,9 +186,19 @@ def read_rows(path: Path, option: str) -> list[Row]:
 
     Raises SettingsError if the file is missing, malformed or empty.
     """
-    location = f"environment.options.{option}: {str(path)!r}"
+    return read_table(path, f"environment.options.{option}", "task")
+
+
+def read_table(path: Path, place: str, row_is: str) -> list[Row]:
+    """Read the rows of a file that the job names at `place`; `row_is` says in one word what a row is.
+
+    Raises SettingsError if the file is missing, malformed or empty.
+    """
+    location = f"{place}: {str(path)!r}"
     if not path.is_file():
-        raise SettingsError(f"{location} is not a file. Give the path of a .jsonl or .parquet file, one task per row.")
+        raise SettingsError(
+            f"{location} is not a file. Give the path of a .jsonl or .parquet file, one {row_is} per row."
+        )
     rows: list[Row]
     if path.suffix == ".parquet":
         from pyarrow import parquet
@@ -208,7 +218,7 @@ def read_rows(path: Path, option: str) -> list[Row]:
     else:
         raise SettingsError(f"{location} is neither .jsonl nor .parquet. Convert it to one of them.")
     if not rows:
-        raise SettingsError(f"{location} contains no task. Put one on every line.")
+        raise SettingsError(f"{location} contains no {row_is}. Put one on every line.")
     return rows
 
 

@@ -10,7 +10,7 @@ from turnmill.gateway.rendering import ChatRenderer
 from turnmill.gateway.trajectory import Trajectory
 from turnmill.gateway.tree import BranchReason, TreeRow
 from turnmill.jobs.harness_agent import HarnessAgent
-from turnmill.observability.trajectory_log import TurnPosition, TurnRecord
+from turnmill.observability.trajectory_log import NOT_RECORDED, TurnPosition, TurnRecord
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.episode_metrics import EpisodeMetrics
 from turnmill.rollout.harness.program import Ended
@@ -140,10 +140,17 @@ class HarnessEpisode:
         if self.trajectory is None:
             return []
         records = []
-        for number, place in enumerate(sorted(self.trajectory.served)):
+        numbers = {place: number for number, place in enumerate(sorted(self.trajectory.served))}
+        for place, number in numbers.items():
             turn = self.trajectory.turns[place]
             position = TurnPosition(self.name, self.task.number, number, self.step, "" if number else environment)
-            records.append(replace(TurnRecord.of(turn, position), observation=""))
+            before = int(turn.metrics["parent"])
+            parent = -1 if before < 0 else numbers.get(before, NOT_RECORDED)
+            records.append(
+                replace(
+                    TurnRecord.of(turn, position), observation="", parent=None if parent == number - 1 else parent
+                )
+            )
         return records
 
 
