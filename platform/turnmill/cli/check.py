@@ -28,11 +28,13 @@ def check(
     job = load(job_file, overrides)
     spec, kind = job.spec, agent_kind(job.spec.agent)
     model = spec.model.path or "a tiny warm-started model"
+    if spec.model.fine_tune is not None:
+        model = f"{model}, fine-tuned on {spec.model.fine_tune.source},"
     if spec.fine_tuning is not None:
-        source = spec.fine_tuning.data or f"trajectories of {spec.fine_tuning.from_run}"
-        rows = f"{spec.fine_tuning.batch_size} rows"
-        how_long = f"for {spec.training.steps} steps of {rows}" if spec.training.steps else "once"
-        say(f"{job_file} is fine: {job.metadata.name} fine-tunes {model} on {source} {how_long} ({spec.resources.device}).")
+        say(
+            f"{job_file} is fine: {job.metadata.name} fine-tunes {model} on {spec.fine_tuning.source} for "
+            f"{spec.training.steps} steps of {spec.fine_tuning.batch_size} rows ({spec.resources.device})."
+        )
         return
     does = "trains" if spec.training.steps else "evaluates"
     how_long = f"for {spec.training.steps} steps of {kind.describe_step(job)}" if spec.training.steps else "once"

@@ -45,6 +45,11 @@ class FineTuningSettings(Settings):
     gradient_clip: float = Field(default=1.0, gt=0, le=1_000_000)
     """Maximum norm of the gradients."""
 
+    @property
+    def source(self) -> str:
+        """What is learned from, in a few words."""
+        return self.data or f"trajectories of {self.from_run}"
+
 
 class FineTune(FineTuningSettings):
     """Fine-tune the model before the training, once; later runs with the same settings and data use it again."""
@@ -152,7 +157,7 @@ FINE_TUNING_RULES = (
             or (v["spec.algorithm.type"] != "sft" and v["spec.model.fineTune"] is None)
         ),
         cel="self.resources.train.engine == 'fsdp' || (self.algorithm.type != 'sft' && !has(self.model.fineTune))",
-        sentence="must be fsdp with spec.algorithm.type sft and with spec.model.fineTune: Megatron is not set up for them",
+        sentence="must be fsdp with spec.algorithm.type sft and with spec.model.fineTune: Megatron cannot fine-tune",
         way_out=lambda v: "Leave it out.",
     ),
 )

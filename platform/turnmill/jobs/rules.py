@@ -125,11 +125,18 @@ def _overlong_fits(values: Values) -> bool:
     return tokens is None or bool(tokens <= _response_limit(values))
 
 
+def _instead_of_turns(values: Values) -> str:
+    if _learns_from_turns(values):
+        return "Add it."
+    is_sft = values["spec.algorithm.type"] == "sft"
+    return f"Give {'algorithm.batchSize' if is_sft else 'training.tasksPerStep'} instead."
+
+
 def _instead_of_tasks(values: Values) -> str:
     if _has_tasks(values):
         return "Add it."
     if values["spec.algorithm.type"] == "sft":
-        return "Take it out: spec.algorithm.batchSize is the number of rows of a step."
+        return "Give algorithm.batchSize instead."
     return f"Give {'training.turnsPerStep' if _learns_from_turns(values) else 'agent.agentGroupNum'} instead."
 
 
@@ -328,11 +335,7 @@ RULES: tuple[Rule, ...] = (
         cel=f"{_LEARNS_FROM_TURNS} == has(self.training.turnsPerStep)",
         sentence="must be set with spec.algorithm.type turn_ppo, and left out with others: "
         "only its steps consist of turns",
-        way_out=lambda v: (
-            "Add it."
-            if _learns_from_turns(v)
-            else f"Give {'algorithm.batchSize' if v['spec.algorithm.type'] == 'sft' else 'training.tasksPerStep'} instead."
-        ),
+        way_out=_instead_of_turns,
     ),
     Rule(
         path="training.tasksPerStep",

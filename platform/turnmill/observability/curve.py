@@ -1,4 +1,4 @@
-"""The learning curve of a run: success, reward, episode length and KL over its steps."""
+"""The learning curve of a run: success, reward, episode length and KL over its steps, or the loss of a fine-tuning."""
 
 import io
 from collections.abc import Sequence
@@ -39,6 +39,12 @@ PANELS = (
     Panel("Episode length", "turns", "turnmill/episode_length", "validation/episode_length", "#b35c00"),
     Panel("KL from the reference policy", "nats per token", "turnmill/kl_reference", None, "#7a4a9e"),
 )
+OF_FINE_TUNING = (
+    Panel("Loss", "nats per token", "train/loss", "val/loss", "#1a7f5a"),
+    Panel("Norm of the gradients", "before clipping", "train/grad_norm", None, "#2463a8"),
+    Panel("Learning rate", "per step", "train/lr", None, "#b35c00"),
+    Panel("Tokens learned", "per step", "train/loss_tokens", None, "#7a4a9e"),
+)
 
 
 def draw_curve(run_dir: Path | str) -> Path:
@@ -54,7 +60,8 @@ def draw_curve(run_dir: Path | str) -> Path:
     figure = Figure(figsize=(10, 6.2), dpi=120, facecolor=PAPER, layout=layout)
     figure.suptitle(_name(folder), x=0.012, ha="left", fontsize=15, fontweight="bold", color=INK)
     last_step = max((row["step"] for row in rows), default=0)
-    for axes, panel in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
+    panels = OF_FINE_TUNING if any("train/loss" in row for row in rows) else PANELS
+    for axes, panel in zip(figure.subplots(2, 2).flat, panels, strict=True):
         _draw_panel(axes, panel, rows, last_step)
     picture = io.BytesIO()
     FigureCanvasAgg(figure).print_png(picture)

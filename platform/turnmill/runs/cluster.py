@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from turnmill.core.errors import RunFailedError, SettingsError, StaleClaimError, StoreError
 from turnmill.jobs import AgentTrainingJob
@@ -13,6 +14,7 @@ from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import VARIABLE, RunFolder
 from turnmill.runs import fence
 from turnmill.runs.attempt import Attempt
+from turnmill.runs.fine_tuning import fine_tuned
 from turnmill.runs.fork_server import pod
 from turnmill.runs.preparation import finalize_run, prepare, process_environment, resolve_device, runtime_env
 from turnmill.runs.progress_server import ProgressServer
@@ -71,7 +73,8 @@ def _train(attempt: Attempt, folder: RunFolder, report: Report) -> None:
         from turnmill.runs.task_runner import TurnTaskRunner
 
         # On the head, like this process, which forwards its metrics; the actor itself does not train.
-        runner = TurnTaskRunner.options(num_cpus=0, resources=HEAD_NODE).remote()  # type: ignore[attr-defined]
+        start = TurnTaskRunner.options(num_cpus=0, resources=HEAD_NODE).remote  # type: ignore[attr-defined]
+        runner = start()
         text = _with_free_metrics_port(attempt).model_dump_json(by_alias=True)
         # On the shared volume, as other pods and other jobs of the namespace read the model.
         warm_starts = attempt.run_dir.parent / WARM_STARTS
@@ -79,6 +82,7 @@ def _train(attempt: Attempt, folder: RunFolder, report: Report) -> None:
         write_progress(folder, Progress(phase="starting"))
         # Pods may still be starting, in particular of a group that scales from zero.
         accelerators.require(job, wait_seconds=job.spec.training.stall_timeout_seconds / 2)
+        model = str(fine_tuned(job, Path(model), folder, device, report, start=start, cache_dir=warm_starts))
         folder.allow_silence(start_silence(job))
         future = runner.run.remote(text, model, str(folder.path), device, _addresses(attempt, folder))
         watch(future, job, folder, report)

@@ -19,6 +19,7 @@ from turnmill.observability import logs
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import VARIABLE, RunFolder
 from turnmill.runs import processes
+from turnmill.runs.fine_tuning import fine_tuned
 from turnmill.runs.fork_server import PythonForkServer, modules
 from turnmill.runs.preparation import (
     ensure_model,
@@ -125,6 +126,7 @@ def _train(
         accelerators.require(job, wait_seconds=LOCAL_DEVICES_SECONDS)
         from turnmill.runs.task_runner import TurnTaskRunner
 
+        model = fine_tuned(job, model, folder, device, report, start=TurnTaskRunner.remote)  # type: ignore[attr-defined]
         runner = TurnTaskRunner.remote()  # type: ignore[attr-defined]
         future = runner.run.remote(job.model_dump_json(by_alias=True), str(model), str(folder.path), device, addresses)
         watch(future, job, folder, report)

@@ -24,6 +24,19 @@ class TurnTaskRunner:
         job = job_from_json(job_json)
         return str(ensure_model(job, RunFolder(run_dir), lambda _: None, cache_dir=Path(cache_dir)))
 
+    def fine_tune(self, job_json: str, model: str, run_dir: str, device: str, target: str) -> None:
+        """Fine-tune the initial model as `model.fineTune` says, and write it to the folder `target`."""
+        from turnmill.jobs import job_from_json
+        from turnmill.observability import logs
+        from turnmill.observability.run_folder import RunFolder
+        from turnmill.training.sft.fine_tuned_model import make_fine_tuned
+
+        logs.configure(RunFolder(run_dir), process="fine-tuning")
+        _require_the_platform(device)
+        make_fine_tuned(
+            job_from_json(job_json), model=Path(model), folder=RunFolder(run_dir), device=device, target=Path(target)
+        )
+
     def run(self, job_json: str, model: str, run_dir: str, device: str, addresses: Mapping[str, str]) -> None:
         """Train to the last step. Raises the error of the training."""
         import torch

@@ -116,6 +116,7 @@ class RunRecorder:
         elapsed = time.monotonic() - self._started
         turns = self._turns
         per_step = elapsed / self._steps_taken if self._steps_taken else None
+        loss = self._last.get("train/loss")
         return Progress(
             phase="training",
             done=step,
@@ -124,6 +125,7 @@ class RunRecorder:
             reward=self._last.get("turnmill/reward_mean"),
             turns_per_second=turns / elapsed if turns and elapsed else None,
             seconds_left=per_step * (self.steps - step) if per_step else None,
+            message=None if loss is None else f"loss {loss:.3f}",
         )
 
 

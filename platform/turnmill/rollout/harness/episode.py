@@ -147,9 +147,7 @@ class HarnessEpisode:
             before = int(turn.metrics["parent"])
             parent = -1 if before < 0 else numbers.get(before, NOT_RECORDED)
             records.append(
-                replace(
-                    TurnRecord.of(turn, position), observation="", parent=None if parent == number - 1 else parent
-                )
+                replace(TurnRecord.of(turn, position), observation="", parent=None if parent == number - 1 else parent)
             )
         return records
 

@@ -20,7 +20,7 @@ def model_card(
     return (
         f"---\n{yaml.safe_dump(_front_matter(job, library), sort_keys=False)}---\n\n"
         f"# {job.metadata.name}, step {step}\n\n"
-        f"{'LoRA adapters' if is_adapter else 'A model'} trained with reinforcement learning by turnmill, exported "
+        f"{'LoRA adapters' if is_adapter else 'A model'} trained with {_learning(job)} by turnmill, exported "
         f"from the checkpoint of step {step} of the run.\n\n"
         f"| fact | value |\n| --- | --- |\n{facts}\n\n"
         "Success is the share of validation episodes that were solved, with its 95 % interval (Wilson score). These "
@@ -35,7 +35,11 @@ def _front_matter(job: AgentTrainingJob, library: str) -> dict[str, object]:
     """Return the metadata that the hub reads; a folder of this machine is no base model to others."""
     base = job.spec.model.path
     named = {"base_model": base} if base is not None and is_hub_name(base) else {}
-    return {"library_name": library, **named, "tags": ["turnmill", "reinforcement-learning", "agent"]}
+    return {"library_name": library, **named, "tags": ["turnmill", _learning(job).replace(" ", "-"), "agent"]}
+
+
+def _learning(job: AgentTrainingJob) -> str:
+    return "reinforcement learning" if job.spec.fine_tuning is None else "supervised fine-tuning"
 
 
 def _facts(job: AgentTrainingJob, run_dir: Path, step: int, dtype: str) -> dict[str, str]:

@@ -107,7 +107,8 @@ def _refuse_adapter(job: AgentTrainingJob) -> None:
 
 
 def _trusts_code(job: AgentTrainingJob) -> bool:
-    return bool(job.spec.verl.get("actor_rollout_ref.model.trust_remote_code", False))
+    section = "model" if job.spec.fine_tuning is not None else "actor_rollout_ref.model"
+    return bool(job.spec.verl.get(f"{section}.trust_remote_code", False))
 
 
 def _initial_dtype(job: AgentTrainingJob) -> Dtype:

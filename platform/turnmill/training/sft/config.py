@@ -65,8 +65,8 @@ def _model(job: AgentTrainingJob, model: Path, device: str) -> VerlSettings:
     attention = attention_settings()[f"{MODELS[0]}.override_config.attn_implementation"] if on_gpus else "sdpa"
     if on_gpus and job.spec.resources.train.sequence_parallel > 1 and attention == "sdpa":
         raise SettingsError(
-            f"spec.resources.train.sequenceParallel ({job.spec.resources.train.sequence_parallel}) needs flash attention. "
-            "Install flash-attn in the trainer's image, or set it to 1."
+            f"spec.resources.train.sequenceParallel ({job.spec.resources.train.sequence_parallel}) needs flash "
+            "attention. Install flash-attn in the trainer's image, or set it to 1."
         )
     settings: VerlSettings = {
         "model.path": str(model),

@@ -31,7 +31,8 @@ class Rows:
         """
         count = len(self.kept)
         places = range((step - 1) * size, step * size)
-        orders = {epoch: np.random.default_rng((seed, epoch)).permutation(count) for epoch in {n // count for n in places}}
+        epochs = {place // count for place in places}
+        orders = {epoch: np.random.default_rng((seed, epoch)).permutation(count) for epoch in epochs}
         return [self.kept[orders[n // count][n % count]] for n in places]
 
 
@@ -65,7 +66,7 @@ def fitting(rows: Iterable[TokenRow], max_length: int, place: str) -> Rows:
             shortest = min(shortest or len(row.ids), len(row.ids))
     if not kept:
         raise SettingsError(
-            f"{place}.maxLength: {max_length} is less than all rows have. Set it to {shortest} or more, or shorten them."
+            f"{place}.maxLength: {max_length} is less than all rows have. Set it to {shortest} or more."
         )
     return Rows(tuple(kept), num_too_long)
 
@@ -85,8 +86,8 @@ def _rows_of_file(path: str, tokenizer: "PreTrainedTokenizerFast", place: str) -
     conversations = read_conversations(Path(path), place)
     if tokenizer.chat_template is None:
         raise SettingsError(
-            "model.path: the model has no chat template, which makes tokens of messages. Add chat_template.jinja to its "
-            "folder, or take a model that was trained for chats."
+            "model.path: the model has no chat template, which makes tokens of messages. Add chat_template.jinja to "
+            "its folder, or take a model that was trained for chats."
         )
     for conversation in conversations:
         yield from conversation_rows(conversation, tokenizer)

@@ -74,8 +74,8 @@ def require_vocabulary(run_dir: Path, tokenizer: Tokenizer, place: str) -> None:
         known = None
     if known != json.loads(json.dumps(token_pieces(tokenizer))):
         raise SettingsError(
-            f"{place}: {str(run_dir)!r} is of a model with another vocabulary, or has no vocabulary.json. Give a run of "
-            "the same model, or conversations as data."
+            f"{place}: {str(run_dir)!r} is of a model with another vocabulary, or has no vocabulary.json. Give a run "
+            "of the same model, or conversations as data."
         )
 
 

@@ -1,14 +1,20 @@
 """Conversations as the chat template's tokens, with 1 in the mask on those of answers that are learned from."""
 
-import os.path
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from jinja2 import TemplateError
 
 from turnmill.core.errors import SettingsError
 from turnmill.training.sft.conversations import Conversation, Message
+
+
+class Encoding(TypedDict):
+    """A text as tokens, and the place of each in the text."""
+
+    input_ids: list[int]
+    offset_mapping: list[tuple[int, int]]
 
 
 class ChatTokenizer(Protocol):
@@ -20,9 +26,7 @@ class ChatTokenizer(Protocol):
         self, conversation: Sequence[Message], *, tools: object, add_generation_prompt: bool, tokenize: bool
     ) -> str: ...
 
-    def __call__(
-        self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool
-    ) -> Mapping[str, Sequence[int] | Sequence[tuple[int, int]]]: ...
+    def __call__(self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool) -> Encoding: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +68,9 @@ def _answer(conversation: Conversation, number: int, tokenizer: ChatTokenizer) -
         given = _render(conversation, before, tokenizer) if before else ""
     except (TemplateError, TypeError) as error:
         raise SettingsError(
-            f"{conversation.location} is refused by the model's chat template: {error}. Correct the row, or take it out."
+            f"{conversation.location} is refused by the model's chat template: {error}. Correct it, or take it out."
         ) from error
-    start = len(os.path.commonprefix([asked, text]))
+    start = next((n for n, (a, b) in enumerate(zip(asked, text, strict=False)) if a != b), min(len(asked), len(text)))
     if start < len(given.rstrip()):
         raise SettingsError(
             f"{conversation.location} is rendered otherwise by the model's chat template before message {number + 1} "
@@ -86,11 +90,10 @@ def _render(
 def _row(text: str, spans: Sequence[tuple[int, int]], tokenizer: ChatTokenizer) -> TokenRow:
     """Tokenize a text whose answers are at these places."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    ids = [int(token) for token in encoded["input_ids"]]  # type: ignore[call-overload]
-    places = encoded["offset_mapping"]
+    ids, places = encoded["input_ids"], encoded["offset_mapping"]
     mask = [0] * len(ids)
     for start, end in spans:
-        inside = [n for n, (first, last) in enumerate(places) if start <= first and last <= end and last > first]  # type: ignore[misc]
+        inside = [n for n, (first, last) in enumerate(places) if start <= first < last <= end]
         # What a template writes after the end of an answer, such as a line break, is never generated.
         ends = [n for n in inside if ids[n] == tokenizer.eos_token_id]
         for n in inside:

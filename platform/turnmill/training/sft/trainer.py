@@ -54,16 +54,16 @@ class SftTrainer:
             self.job = self.recorder.job = _with_steps(job, len(self.rows.kept))
             self.steps = self.recorder.steps = self.job.spec.training.steps
             self.config.optim.total_training_steps = self.steps
-            self.workers = start_workers(self.job, self.config, self.model_config, partial(sft_loss, config=None), device)
+            loss = partial(sft_loss, config=None)
+            self.workers = start_workers(self.job, self.config, self.model_config, loss, device)
         self._collate = SFTTensorCollator(DatasetPadMode.NO_PADDING)
         self._micro_batch_tokens = micro_batch_tokens(self.job, device)
 
     def fit(self, on_step: OnStep = lambda *_: None) -> None:
         """Train to the last step, from the last complete checkpoint if there is one."""
         spec, done = self.job.spec, self._resume()
-        tracking = Tracking(
-            spec.tracking.project, self.job.metadata.name, list(spec.tracking.loggers), config={"job": spec.model_dump()}
-        )
+        loggers, config = list(spec.tracking.loggers), {"job": spec.model_dump(mode="json", by_alias=True)}
+        tracking = Tracking(spec.tracking.project, self.job.metadata.name, loggers, config=config)
         logger = StepLogger(tracking, self.recorder, after_step=lambda: None)
         self.recorder.folder.allow_silence(None)
         if done == 0 and self.validation_rows:

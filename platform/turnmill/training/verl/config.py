@@ -175,7 +175,7 @@ def _model(job: AgentTrainingJob, model: Path) -> VerlSettings:
 
 
 def _policy(job: AgentTrainingJob) -> VerlSettings:
-    algorithm, actor = job.spec.algorithm, "actor_rollout_ref.actor"
+    algorithm, actor = job.spec.reinforcement, "actor_rollout_ref.actor"
     return {
         f"{actor}.strategy": "fsdp2",
         f"{actor}.fsdp_config.strategy": "fsdp2",

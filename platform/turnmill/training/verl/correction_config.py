@@ -15,7 +15,7 @@ LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 
 def correction_settings(job: AgentTrainingJob) -> VerlSettings:
     """Return the settings of the correction, by verl's dotted names."""
-    given, prefix = job.spec.algorithm.rollout_correction, "algorithm.rollout_correction"
+    given, prefix = job.spec.reinforcement.rollout_correction, "algorithm.rollout_correction"
     level, lower = _importance_sampling(job), given.lower_threshold
     # verl's bounds of rejection are those of the inverse ratio: engine over trainer.
     bounds = f"{1 / given.rejection_high}_{1 / given.rejection_low}"
@@ -49,9 +49,9 @@ def is_corrected(settings: DictConfig) -> bool:
 def _importance_sampling(job: AgentTrainingJob) -> Level:
     """Return the level of the weights; left out, it depends on the mode and on whether there are log-probs."""
     spec = job.spec
-    given: Level | None = spec.algorithm.rollout_correction.importance_sampling
+    given: Level | None = spec.reinforcement.rollout_correction.importance_sampling
     if given is not None:
         return given
-    bypasses = spec.algorithm.rollout_correction.bypass or setting(spec.verl, BYPASS, False)
+    bypasses = spec.reinforcement.rollout_correction.bypass or setting(spec.verl, BYPASS, False)
     has_log_probs = getattr(spec.agent, "logprobs", True) and setting(spec.verl, LOG_PROBS, True)
     return "none" if spec.training.mode == "sync" or bypasses or not has_log_probs else "token"
