@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.jobs import RULE_VIOLATIONS, TOOL_RULE_VIOLATIONS, job, tool_job
+from support.jobs import RULE_VIOLATIONS, SFT_RULE_VIOLATIONS, TOOL_RULE_VIOLATIONS, job, sft_job, tool_job
 from support.kubernetes import Namespace, temporary_namespace, wait_for
 from support.team_jobs import CRD_NAME, install_definition, try_create
 from turnmill.jobs import JobError, Problem, parse_job
@@ -50,6 +50,9 @@ def test_the_api_server_and_the_command_line_report_the_same_messages(namespace:
     jobs |= {
         short: tool_job(**TOOL_RULE_VIOLATIONS[name]) for short, name in short_names(TOOL_RULE_VIOLATIONS, "t").items()
     }
+    jobs |= {
+        short: sft_job(**SFT_RULE_VIOLATIONS[name]) for short, name in short_names(SFT_RULE_VIOLATIONS, "s").items()
+    }
     jobs["both-algorithm"] = job(algorithm={"type": "grpo"})
 
     errors = errors_of(namespace, jobs)
@@ -70,7 +73,7 @@ def test_valid_jobs_are_accepted(namespace: Namespace):
     examples = [parse_yaml(file.read_text()).value for file in sorted((ROOT / "manifests/examples").rglob("*.yaml"))]
     jobs = {data["metadata"]["name"]: data for data in examples if data.get("kind") == "AgentTrainingJob"}
 
-    assert errors_of(namespace, {"verlog": job(), "tool": tool_job(), **jobs}) == {}
+    assert errors_of(namespace, {"verlog": job(), "tool": tool_job(), "sft": sft_job(), **jobs}) == {}
 
 
 FIELD_BREAKERS: dict[str, tuple[dict[str, Any], str]] = {

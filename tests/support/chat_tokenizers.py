@@ -23,7 +23,9 @@ DROPS_REASONING = (
 )
 """Reasoning is left in answers to the last message of the user alone."""
 
-REWRITES = "{% for message in messages %}{{ message.role + (messages | length | string) + message.content }}{% endfor %}"
+REWRITES = (
+    "{% for message in messages %}{{ message.role + (messages | length | string) + message.content }}{% endfor %}"
+)
 """Everything changes with every message."""
 
 

@@ -67,6 +67,20 @@ def grl_job(**changes: Any) -> dict[str, Any]:
     return job(GRL_JOB, **changes)
 
 
+SFT_JOB = JOB | {
+    "spec": {
+        "model": {"path": "/models/Qwen2.5-0.5B-Instruct"},
+        "algorithm": {"type": "sft", "data": "/data/conversations.jsonl"},
+        "training": {"steps": 20},
+    }
+}
+
+
+def sft_job(**changes: Any) -> dict[str, Any]:
+    """Return a valid job that fine-tunes a model, with changes like those of `job`."""
+    return job(SFT_JOB, **changes)
+
+
 RULE_VIOLATIONS: dict[str, dict[str, Any]] = {
     "two models": {"model": {"path": "/m", "warmStart": {}}},
     "no model": {"model": {}},
@@ -101,6 +115,16 @@ RULE_VIOLATIONS: dict[str, dict[str, Any]] = {
     },
     "a part of a copy": {"resources__train": {"engine": "megatron", "tensorParallel": 4, "gpusPerNode": 2}},
     "adapters with megatron": {"model__lora": {}, "resources__train": {"engine": "megatron"}},
+    "nothing to fine-tune on": {"model": {"warmStart": {}, "fineTune": {}}},
+    "two things to fine-tune on": {"model": {"warmStart": {}, "fineTune": {"data": "/d.jsonl", "fromRun": "/runs/a"}}},
+    "a process without rows of the fine-tuning": {
+        "model": {"warmStart": {}, "fineTune": {"data": "/d.jsonl", "batchSize": 3}},
+        "resources__train__gpusPerNode": 2,
+    },
+    "fine-tuning with megatron": {
+        "model": {"path": "/m", "fineTune": {"data": "/d.jsonl"}},
+        "resources__train__engine": "megatron",
+    },
     "megatron on a cpu": {"resources": {"device": "cpu", "train": {"engine": "megatron"}}},
 }
 
@@ -138,4 +162,17 @@ GRL_RULE_VIOLATIONS: dict[str, dict[str, Any]] = {
     "an environment beside the agents": {"environment": {"name": "sokoban"}},
     "tasks per step of grl agents": {"training__tasksPerStep": 8},
     "rendered episodes of grl agents": {"training__validation__renderEpisodes": 1},
+}
+
+SFT_RULE_VIOLATIONS: dict[str, dict[str, Any]] = {
+    "no data": {"algorithm": {"type": "sft"}},
+    "data and a run": {"algorithm__fromRun": "/runs/babyai"},
+    "a process without rows": {"algorithm__batchSize": 3, "resources__train__gpusPerNode": 2},
+    "a mode with rollout": {"training__mode": "colocate_async"},
+    "neither steps nor validation data": {"training__steps": 0},
+    "fine-tuning before fine-tuning": {"model__fineTune": {"data": "/data/conversations.jsonl"}},
+    "an environment": {"environment": {"name": "babyai"}},
+    "tasks per step of sft": {"training__tasksPerStep": 8},
+    "turns per step of sft": {"training__turnsPerStep": 64},
+    "sft with megatron": {"resources__train__engine": "megatron"},
 }

@@ -8,9 +8,11 @@ from support.jobs import (
     GRL_RULE_VIOLATIONS,
     JOB,
     RULE_VIOLATIONS,
+    SFT_RULE_VIOLATIONS,
     TOOL_RULE_VIOLATIONS,
     grl_job,
     job,
+    sft_job,
     tool_job,
 )
 from turnmill.jobs import AgentTrainingJob, JobError, Problem, check_job, parse_job
@@ -75,6 +77,21 @@ def test_a_rule_across_fields_of_a_tool_agent_is_enforced(change: dict[str, Any]
     assert any(problem.startswith(f"spec.{rule.path}: ") for rule in RULES)
 
 
+@pytest.mark.parametrize("change", SFT_RULE_VIOLATIONS.values(), ids=SFT_RULE_VIOLATIONS)
+def test_a_rule_across_fields_of_a_fine_tuning_is_enforced(change: dict[str, Any]):
+    (problem,) = problems_of(sft_job(**change))
+
+    assert any(problem.startswith(f"spec.{rule.path}: ") for rule in RULES)
+
+
+def test_a_job_that_fine_tunes_needs_neither_agent_nor_environment():
+    spec = parse_job(sft_job()).spec
+
+    assert spec.fine_tuning is not None
+    assert (spec.fine_tuning.source, spec.kl.coefficient) == ("/data/conversations.jsonl", 0)
+    assert parse_job(job()).spec.fine_tuning is None
+
+
 @pytest.mark.parametrize(
     ("data", "paths"),
     [
@@ -107,6 +124,7 @@ def test_every_rule_has_a_job_that_breaks_it():
     broken = [problems_of(job(**change)) for change in RULE_VIOLATIONS.values()]
     broken += [problems_of(tool_job(**change)) for change in TOOL_RULE_VIOLATIONS.values()]
     broken += [problems_of(grl_job(**change)) for change in GRL_RULE_VIOLATIONS.values()]
+    broken += [problems_of(sft_job(**change)) for change in SFT_RULE_VIOLATIONS.values()]
 
     assert {problem.split(":")[0] for problems in broken for problem in problems} == {
         f"spec.{rule.path}" for rule in RULES
