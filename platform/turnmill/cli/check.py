@@ -7,6 +7,7 @@ from rich.console import Console
 
 from turnmill.cli.console import say
 from turnmill.cli.job_file import JobFile, Overrides, load
+from turnmill.core.errors import SettingsError
 
 
 def check(
@@ -31,6 +32,8 @@ def check(
     if spec.model.fine_tune is not None:
         model = f"{model}, fine-tuned on {spec.model.fine_tune.source},"
     if spec.fine_tuning is not None:
+        if explain:
+            raise SettingsError("--explain: the memory of a fine-tuning is not estimated. Omit it.")
         say(
             f"{job_file} is fine: {job.metadata.name} fine-tunes {model} on {spec.fine_tuning.source} for "
             f"{spec.training.steps} steps of {spec.fine_tuning.batch_size} rows ({spec.resources.device})."

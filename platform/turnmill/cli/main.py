@@ -237,6 +237,9 @@ def _result_text(run_dir: Path) -> str:
     if first is not None and final is not None:
         before, after = (_interval_text(summary.get(f"success_{when}_interval")) for when in ("first", "final"))
         success = f"success {first:.2f}{before} before, {final:.2f}{after} after"
+    losses = [row["val/loss"] for row in RunFolder(run_dir).read_metrics() if "val/loss" in row]
+    if losses:
+        success = f"loss {losses[0]:.3f} before, {losses[-1]:.3f} after"
     folder = shlex.quote(str(run_dir))
     return (
         f"Done{took}: {success}. Everything is in {folder}\n"

@@ -41,6 +41,7 @@ def make_fine_tuned(job: AgentTrainingJob, *, model: Path, folder: RunFolder, de
         run.write_job(dump_job(own))
         trainer = SftTrainer(own, model=model, run_dir=run.path, device=device)
         trainer.fit(tell)
+        trainer.close()
         export(own, run.path, made)
         shutil.copyfile(run.metrics, made / "fine_tuning.jsonl")
         facts = {"loss": last["train/loss"], "rows": len(trainer.rows.kept), "steps": trainer.steps}

@@ -23,7 +23,7 @@ from turnmill.training.recorder import RunRecorder, StepLogger
 from turnmill.training.sft.config import build_sft_config, micro_batch_tokens
 from turnmill.training.sft.rows import Rows, read_rows, read_validation_rows
 from turnmill.training.sft.tokens import TokenRow
-from turnmill.training.sft.workers import start_workers
+from turnmill.training.sft.workers import start_workers, stop_workers
 from turnmill.training.verl.safe_loading import weights_only
 from turnmill.training.verl.types import Metrics
 from turnmill.training.vocabulary import save_vocabulary
@@ -82,6 +82,10 @@ class SftTrainer:
                 self._complete(step)
             on_step(step, self.steps, metrics)
         tracking.finish(exit_code=0)
+
+    def close(self) -> None:
+        """End the workers and free their devices."""
+        stop_workers(self.workers)
 
     # ---- batches ----
 

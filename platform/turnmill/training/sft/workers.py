@@ -46,3 +46,10 @@ def start_workers(
     workers.set_loss_fn(loss_fn=loss)
     workers.reset()
     return workers
+
+
+def stop_workers(workers: RayWorkerGroup) -> None:
+    """End the workers and free their devices: verl reserves them for as long as Ray's cluster lives."""
+    for group in workers.resource_pool.pgs or ():
+        # The workers in it are killed.
+        ray.util.remove_placement_group(group)
