@@ -22,6 +22,7 @@ ALLOWED = {
     # Rules over the job file in Python, each beside the same rule in CEL: the API server has no objects to ask.
     "platform/turnmill/jobs/rules.py",
     "platform/turnmill/jobs/grl_rules.py",
+    "platform/turnmill/jobs/fine_tuning_rules.py",
     # GRL's configuration files, which have algorithms by name, as a job.
     "platform/turnmill/training/grl/config.py",
     # The tables.

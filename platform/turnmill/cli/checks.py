@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from turnmill.core.errors import SettingsError
+from turnmill.jobs.fine_tuning_rules import fine_tunes
 from turnmill.jobs.options import read_options
 from turnmill.jobs.problems import Problem, problems_of
 from turnmill.jobs.settings import PLUGIN, kind_of
@@ -40,7 +41,7 @@ def _algorithm_class(algorithm_type: str) -> type[Any]:
 
 def agent(values: Values) -> Iterator[Problem]:
     """Yield problems with the agent and with its environment or tasks."""
-    if values["spec.algorithm.type"] == "sft":
+    if fine_tunes(values):
         return
     with suppress(PluginError):
         yield from agent_kind_class(values["spec.agent.type"]).problems(values)
@@ -48,8 +49,7 @@ def agent(values: Values) -> Iterator[Problem]:
 
 def fine_tuning(values: Values) -> Iterator[Problem]:
     """Yield a problem if nothing can be learned from the data of a fine-tuning."""
-    is_sft = values["spec.algorithm.type"] == "sft"
-    place = "spec.algorithm" if is_sft else "spec.model.fineTune"
+    place = "spec.algorithm" if fine_tunes(values) else "spec.model.fineTune"
     if values[place] is None or not values.within(place):
         return
     # transformers takes seconds to import.
@@ -71,7 +71,7 @@ def verl_settings(values: Values) -> Iterator[Problem]:
     settings = values["spec.verl"]
     if not settings:
         return
-    if values["spec.algorithm.type"] == "sft":
+    if fine_tunes(values):
         yield from _engine_settings(settings)
         return
     # verl's own configuration takes seconds to import.

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from turnmill.jobs.fine_tuning_rules import fine_tunes
 from turnmill.jobs.rule import Rule
 from turnmill.jobs.settings import Settings
 from turnmill.jobs.values import BrokenValueError, Values
@@ -49,7 +50,7 @@ _CEL = f"self.{_SECTION}"
 
 def _of(values: Values, name: str) -> object:
     """Return a value. Raises BrokenValueError for an algorithm without rollout, whose rules are not judged."""
-    if values["spec.algorithm.type"] == "sft":
+    if fine_tunes(values):
         raise BrokenValueError(name)
     return values[f"spec.{_SECTION}.{name}"]
 

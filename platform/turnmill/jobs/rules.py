@@ -6,7 +6,7 @@ One file, since its list is the order in which problems are reported, and in whi
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from turnmill.jobs.fine_tuning import FINE_TUNING_RULES
+from turnmill.jobs.fine_tuning_rules import FINE_TUNING_RULES, fine_tunes
 from turnmill.jobs.grl_rules import GRL_RULES
 from turnmill.jobs.megatron_rules import MEGATRON_RULES
 from turnmill.jobs.problems import Problem
@@ -85,7 +85,7 @@ def _has_tasks(values: Values) -> bool:
 
 def _has_own_environments(values: Values) -> bool:
     """Return whether a job has nothing to do with `spec.environment`."""
-    return bool(values["spec.agent.type"] == "grl" or values["spec.algorithm.type"] == "sft")
+    return bool(values["spec.agent.type"] == "grl" or fine_tunes(values))
 
 
 def _compares_with_group(values: Values) -> bool:
@@ -128,14 +128,13 @@ def _overlong_fits(values: Values) -> bool:
 def _instead_of_turns(values: Values) -> str:
     if _learns_from_turns(values):
         return "Add it."
-    is_sft = values["spec.algorithm.type"] == "sft"
-    return f"Give {'algorithm.batchSize' if is_sft else 'training.tasksPerStep'} instead."
+    return f"Give {'algorithm.batchSize' if fine_tunes(values) else 'training.tasksPerStep'} instead."
 
 
 def _instead_of_tasks(values: Values) -> str:
     if _has_tasks(values):
         return "Add it."
-    if values["spec.algorithm.type"] == "sft":
+    if fine_tunes(values):
         return "Give algorithm.batchSize instead."
     return f"Give {'training.turnsPerStep' if _learns_from_turns(values) else 'agent.agentGroupNum'} instead."
 

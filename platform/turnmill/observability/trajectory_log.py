@@ -12,9 +12,6 @@ from turnmill.observability.advantage_log import AdvantageLog
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_files import SUFFIX, TRAINING, VALIDATION, LogFile, is_sampled, turns_file
 
-NOT_RECORDED = -2
-"""Parent of a turn whose context is not in the log."""
-
 
 @dataclass(frozen=True, slots=True)
 class TurnPosition:
@@ -83,8 +80,7 @@ class TurnRecord:
     """File names of the observation's images in the folder `episodes/` of the run."""
 
     parent: int | None = None
-    """Number of the turn whose context this one continues, in trees of turns: -1 for none, NOT_RECORDED for a turn that
-    the log lacks, and None for the turn before."""
+    """Number of the turn that this one continues: None for the one before, -1 for none, -2 for one not recorded."""
 
     @classmethod
     def of(cls, turn: Turn, position: TurnPosition) -> "TurnRecord":
@@ -209,9 +205,8 @@ class TrajectoryLog:
         Turns outside the sample are left out, unless they come with their episode's failure or are a validation's.
         """
         turns = list(turns)
-        if not validation and not any(
-            turn.failed_cause or is_sampled(turn.episode, self.sample_share) for turn in turns
-        ):
+        sampled = any(turn.failed_cause or is_sampled(turn.episode, self.sample_share) for turn in turns)
+        if not validation and not sampled:
             return
         by_step: dict[int, list[TurnRecord]] = defaultdict(list)
         for turn in turns:
@@ -259,8 +254,7 @@ class TrajectoryLog:
     def _turns_of(self, files: Iterable[LogFile]) -> Iterator[TurnRecord]:
         for log_file in files:
             for record in json_lines.read(self.path / log_file.name, "episode"):
-                turn = decode_turn(record)
-                if turn is not None:
+                if (turn := decode_turn(record)) is not None:
                     yield turn
 
 
@@ -273,8 +267,7 @@ def _episodes(turns: Iterable[TurnRecord], *, validation: bool) -> Iterator[Epis
         going_on.setdefault(key, []).append(turn)
         if turn.ends_episode:
             yield EpisodeRecord(tuple(going_on.pop(key)), validation)
-    for unfinished in going_on.values():
-        yield EpisodeRecord(tuple(unfinished), validation)
+    yield from (EpisodeRecord(tuple(unfinished), validation) for unfinished in going_on.values())
 
 
 _FIELDS = fields(TurnRecord)

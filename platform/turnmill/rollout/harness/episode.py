@@ -10,7 +10,7 @@ from turnmill.gateway.rendering import ChatRenderer
 from turnmill.gateway.trajectory import Trajectory
 from turnmill.gateway.tree import BranchReason, TreeRow
 from turnmill.jobs.harness_agent import HarnessAgent
-from turnmill.observability.trajectory_log import NOT_RECORDED, TurnPosition, TurnRecord
+from turnmill.observability.trajectory_log import TurnPosition, TurnRecord
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.episode_metrics import EpisodeMetrics
 from turnmill.rollout.harness.program import Ended
@@ -145,7 +145,7 @@ class HarnessEpisode:
             turn = self.trajectory.turns[place]
             position = TurnPosition(self.name, self.task.number, number, self.step, "" if number else environment)
             before = int(turn.metrics["parent"])
-            parent = -1 if before < 0 else numbers.get(before, NOT_RECORDED)
+            parent = -1 if before < 0 else numbers.get(before, -2)
             records.append(
                 replace(TurnRecord.of(turn, position), observation="", parent=None if parent == number - 1 else parent)
             )
