@@ -1,6 +1,6 @@
 """Checks of a job beyond its settings: agents, environments, tasks, warm starts, settings of verl."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
@@ -97,7 +97,7 @@ def _traces(settings: VerlSettings) -> Iterator[Problem]:
         yield Problem(f"spec.verl.{TRACES}", package, "needs a package that is missing", way_out)
 
 
-def _engine_settings(settings: Mapping[str, object]) -> Iterator[Problem]:
+def _engine_settings(settings: VerlSettings) -> Iterator[Problem]:
     from turnmill.training.sft.config import SECTIONS, unknown_engine_settings
 
     for name, closest in unknown_engine_settings(settings):
