@@ -21,6 +21,7 @@ from turnmill.rollout.rows import episode_rows
 from turnmill.rollout.token_integrity import count_unsampled_tokens
 from turnmill.testing.agent_loops import END, SAMPLING, TOKENIZER, job_of
 from turnmill.testing.policies import Request, Script, ScriptedPolicy
+from turnmill.training.sft.run_rows import chosen_episodes, trajectory_rows
 from turnmill.trajectories.embedded import EmbeddedStore
 from turnmill.trajectories.journal import TrajectoryJournal
 
@@ -169,11 +170,17 @@ ask([*messages, {"role": "user", "content": "this?"}])
 ask([*messages, {"role": "user", "content": "or that?"}])
 """
     )
-    result = await played(begin(program))
+    loop = begin(program)
+    result = await played(loop)
 
     assert len(result.rows) == 2
     assert (result.summary.metrics["branches"], result.summary.metrics["branches_sibling"]) == (1, 1)
     assert sum(sum(row.response.mask) for row in result.rows) == len(result.summary.sampled_tokens) // 4
+    # A fine-tuning on the log has the rows that the training had.
+    loop.folder.write_job("spec: {agent: {type: harness}}")
+    logged = trajectory_rows(loop.folder.path, chosen_episodes(loop.folder.path, 0.0, "fromRun"))
+    trained = {(*row.prompt_ids, *row.response.ids): sum(row.response.mask) for row in result.rows}
+    assert {row.ids: sum(row.mask) for row in logged} == trained
 
 
 @pytest.mark.parametrize(
