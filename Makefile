@@ -12,7 +12,7 @@ BUILD_IMAGE ?= buildah build --tag
 JOBS ?= $(shell n=$$(nproc --all); echo $$((n < 4 ? n : 4)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install image extras harnesses run test unit check nightly mutants docs crds dashboards compatibility charts lock audit clean
+.PHONY: help install image extras harnesses run test unit check nightly chaos mutants docs crds dashboards compatibility charts lock audit clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -86,6 +86,9 @@ nightly: $(STAMP) ## Run what takes hours: the longest tests, then every example
 	$(if $(ARGS),,$(BIN)/python benchmarks/nightly_tests.py run || status=1; $(BIN)/python benchmarks/nightly_tests.py page;) \
 	$(BIN)/python benchmarks/learning.py run $(ARGS) || status=1; \
 	$(BIN)/python benchmarks/learning.py page; exit $$status
+
+chaos: $(STAMP) ## Hurt small runs in several ways, and write what each fault cost (half an hour); ARGS= chooses others
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rl_chaos.py run $(or $(ARGS),--subset)
 
 docs: $(STAMP) ## Show the docs site at http://127.0.0.1:8000
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --strict --dev-addr 127.0.0.1:8000

@@ -1,0 +1,75 @@
+"""What the benchmark asks of a system under test, and the systems that it knows."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from chaos.measures import Played
+
+STEPS, TASKS_PER_STEP, GROUP_SIZE = 8, 4, 4
+RETRIES = 3
+"""How often a run that failed is started again, whoever does it."""
+
+MODULES = {"turnmill": "chaos.turnmill_system", "verl": "chaos.verl_system"}
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a run is given."""
+
+    folder: Path
+    """Where it keeps its files: a file system of its own."""
+
+    steps: int
+    seed: int
+    tools_url: str = ""
+    """Address at which it finds the tools; empty if it starts a tool server of its own."""
+
+    store_url: str = ""
+    """URL of the store; empty if it starts one of its own."""
+
+
+class System(Protocol):
+    """A system under test."""
+
+    name: str
+    parts: Mapping[str, str]
+    """Patterns of the command lines of its processes, by the kinds of `faults.PARTS`; what it has not, is left out."""
+
+    tool_server: Sequence[str]
+    """Command of a tool server that the benchmark starts, with `{port}` and `{store}`."""
+
+    starts_tool_server: bool
+    """Whether a run starts a tool server of its own if it is not given the address of one."""
+
+    def version(self) -> str:
+        """Return its version."""
+        ...
+
+    def prepare(self, folder: Path) -> None:
+        """Make, outside of any namespace, what all runs share, such as the model."""
+        ...
+
+    def command(self, given: Given) -> tuple[list[str], Mapping[str, str]]:
+        """Return the command that trains, and the variables of its environment."""
+        ...
+
+    def steps(self, folder: Path) -> int:
+        """Return how many steps are complete."""
+        ...
+
+    def played(self, folder: Path) -> Mapping[str, Played]:
+        """Return the trajectories of complete steps by their names, TASK-SAMPLE, the same in every run of a seed."""
+        ...
+
+    def name_of(self, trajectory: str) -> str:
+        """Return the name in `played` of the trajectory that a tool was called with."""
+        ...
+
+
+def system(name: str) -> System:
+    """Return a system by its name."""
+    found: System = importlib.import_module(MODULES[name]).SYSTEM
+    return found

@@ -1,0 +1,108 @@
+"""turnmill: an agent of type `tool`, as `turnmill run` starts it."""
+
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from chaos.measures import Played
+from chaos.systems import GROUP_SIZE, RETRIES, TASKS_PER_STEP, Given
+from chaos.task import TURNS
+
+from turnmill import __version__
+from turnmill.jobs.load import load_job
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog
+from turnmill.runs.preparation import ensure_model
+
+STALL_SECONDS = 60
+"""`training.stallTimeoutSeconds`: a step takes four. By default it is ten minutes."""
+
+JOB = f"""
+apiVersion: turnmill.dev/v1alpha1
+kind: AgentTrainingJob
+metadata: {{{{name: chaos}}}}
+spec:
+  retries: {RETRIES}
+  model: {{{{warmStart: {{{{turns: 600, gradientSteps: 60, maxLoss: 10}}}}}}}}
+  agent:
+    {{{{type: tool, toolType: "chaos.task:Counter", stopTokens: ["</python>"], groupSize: {GROUP_SIZE},
+      minTurns: {TURNS}, maxTurns: {TURNS}, maxPromptLength: 32, maxResponseLength: 112, maxActionLength: 8,
+      maxObsLength: 8{{tools}}}}}}
+  environment: {{{{name: "chaos.task:Chances"}}}}
+  algorithm: {{{{type: grpo, minibatchTasks: {TASKS_PER_STEP}, actorLearningRate: 1.0e-30, weightDecay: 0}}}}
+  training:
+    {{{{steps: {{steps}}, tasksPerStep: {TASKS_PER_STEP}, checkpointEvery: 1, stallTimeoutSeconds: {STALL_SECONDS},
+      seed: {{seed}}, validation: {{{{episodes: 0}}}}}}}}
+  resources: {{{{device: cpu}}}}
+"""
+"""The learning rate is so small that no weight changes: a step's trajectories follow from the seed alone."""
+
+
+class Turnmill:
+    """turnmill."""
+
+    name = "turnmill"
+    parts: Mapping[str, str] = {
+        "trainer": r"ray::TurnTaskRunner",
+        "engine": r"ray::vLLM\w*Server",
+        "engine core": r"EngineCor",
+        "agent loop": r"ray::\w*LoopWorker",
+        "tool server": r"tool-server",
+        "store": r"valkey-server|redis-server",
+    }
+    tool_server: Sequence[str] = (
+        *(sys.executable, "-m", "turnmill.cli.main", "tool-server", "--tool_type", "chaos.task:Counter"),
+        *("--host", "127.0.0.1", "--port", "{port}", "--redis", "{store}"),
+    )
+    starts_tool_server = True
+
+    def version(self) -> str:
+        """Return its version."""
+        return __version__
+
+    def prepare(self, folder: Path) -> None:
+        """Make the model, unless it was made before."""
+        self.model()
+
+    def model(self) -> Path:
+        """Return the folder of the model; it is kept for all runs of a user."""
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "job.yaml").write_text(self._job(Given(folder, steps=1, seed=0)))
+            return ensure_model(load_job(folder / "job.yaml"), RunFolder(folder), lambda _: None)
+
+    def command(self, given: Given) -> tuple[list[str], Mapping[str, str]]:
+        """Return `turnmill run`."""
+        job = given.folder / "job.yaml"
+        job.write_text(self._job(given))
+        command = [sys.executable, "-m", "turnmill.cli.main", "run", str(job), "--output", str(given.folder / "run")]
+        return command, {"TURNMILL_REDIS": given.store_url} if given.store_url else {}
+
+    def steps(self, folder: Path) -> int:
+        """Return the number of rows of metrics, without that of step 0."""
+        return len({row["step"] for row in RunFolder(folder / "run").read_metrics()} - {0})
+
+    def played(self, folder: Path) -> Mapping[str, Played]:
+        """Return the trajectories of the log, with the trainer's advantages."""
+        log = TrajectoryLog(RunFolder(folder / "run"))
+        last = self.steps(folder)
+        episodes = [e for e in log.read_episodes() if not e.validation and e.turns[0].step <= last]
+        advantages = {name: value for step in range(1, last + 1) for name, value in log.advantages.read(step).items()}
+        return {
+            e.name: Played(e.reward, e.failed_cause is None and e.outcome != "failed", advantages.get(e.name))
+            for e in episodes
+        }
+
+    def name_of(self, trajectory: str) -> str:
+        """Return the name of the episode, without run and hash."""
+        found = re.search(r"t\d+-\d+-\d+", trajectory)
+        return found[0] if found else trajectory
+
+    def _job(self, given: Given) -> str:
+        tools = f", toolServerUrl: {given.tools_url}" if given.tools_url else ""
+        return JOB.format(steps=given.steps, seed=given.seed, tools=tools)
+
+
+SYSTEM = Turnmill()

@@ -1,0 +1,132 @@
+"""Trains the same tiny model undisturbed and with one fault per run, and says what each fault cost which system.
+
+.venv/bin/python benchmarks/rl_chaos.py run [--systems NAME...] [--faults NAME...] [--seeds NUMBER...]
+.venv/bin/python benchmarks/rl_chaos.py page
+
+`run` adds a line for each run to `benchmarks/results/chaos.jsonl`, and `page` writes `docs/chaos.md` and its pictures
+from them. Each run has namespaces of its own (processes, mounts, network, IPC), which needs Linux and the right to make
+them: what injures a run cannot reach anything else. A fault's moment follows from its name, the seed, and the length of
+an undisturbed run, which comes first. `--faults` takes the beginnings of names.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from chaos import page
+from chaos.faults import NAMES, UNDISTURBED, fault, moment
+from chaos.measures import Measured, Record, measure, window
+from chaos.result import RESULTS, Result, latest
+from chaos.systems import MODULES, STEPS, system
+from results_file import ROOT, append_result, present_commit
+
+RUNS = ROOT / "runs" / "chaos"
+HANG_SECONDS, LONGEST_SECONDS = 300.0, 1500.0
+SUBSET = ("kill agent loop", "kill tool server", "calls fail", "stop store")
+"""What `make chaos` injects, within half an hour on two cores."""
+
+
+def main() -> None:
+    """Run systems with faults, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, dest="command")
+    run = commands.add_parser("run")
+    run.add_argument("--systems", nargs="+", default=["turnmill"], choices=MODULES)
+    run.add_argument("--faults", nargs="+", default=[""])
+    run.add_argument("--subset", action="store_true", help="only the faults of `make chaos`")
+    run.add_argument("--seeds", nargs="+", type=int, default=[0])
+    run.add_argument("--steps", type=int, default=STEPS)
+    run.add_argument("--hang-seconds", type=float, default=HANG_SECONDS)
+    run.add_argument("--longest", type=float, default=LONGEST_SECONDS)
+    run.add_argument("--again", action="store_true", help="also what this commit has a result of")
+    commands.add_parser("page")
+    options = parser.parse_args()
+    if options.command == "run":
+        run_all(options)
+    page.write()
+
+
+def run_all(options: argparse.Namespace) -> None:
+    """Run each system undisturbed, and then with each fault and seed that this commit has no result of."""
+    commit = present_commit(RESULTS)
+    for name in options.systems:
+        calm = undisturbed(name, options, commit)
+        known = {(r.fault, r.seed) for r in latest() if (r.system, r.commit) == (name, commit)}
+        for kind, seed in itertools.product(chosen(name, options), options.seeds):
+            if options.again or (kind, seed) not in known:
+                record = contained(name, kind, seed, moment(kind, seed, window(calm)), options)
+                measured = measure(record, calm, steps=options.steps, hang_seconds=options.hang_seconds)
+                keep(name, kind, seed, measured, commit)
+
+
+def chosen(name: str, options: argparse.Namespace) -> list[str]:
+    """Return the faults that were asked for, of parts that the system has."""
+    names = SUBSET if options.subset else NAMES
+    wanted = [fault(each) for each in names if any(each.startswith(begin) for begin in options.faults)]
+    parts = {"", *system(name).parts}
+    return [
+        each.name
+        for each in wanted
+        if each.name != UNDISTURBED and each.part in parts and ("store" in parts or not each.needs_store)
+    ]
+
+
+def undisturbed(name: str, options: argparse.Namespace, commit: str) -> Record:
+    """Return the record of an undisturbed run of this commit, and run one if there is none."""
+    file = RUNS / name / f"undisturbed-{commit}-{options.steps}.json"
+    if not file.exists():
+        system(name).prepare(RUNS)
+        record = contained(name, UNDISTURBED, 0, 0.0, options)
+        measured = measure(record, record, steps=options.steps, hang_seconds=options.hang_seconds)
+        keep(name, UNDISTURBED, 0, measured, commit)
+        if measured.outcome != "ended":
+            sys.exit(f"{name} does not train undisturbed: see {RUNS / name}")
+        file.write_text(json.dumps(asdict(record)))
+    return Record.from_json(json.loads(file.read_text()))
+
+
+def contained(name: str, kind: str, seed: int, after: float, options: argparse.Namespace) -> Record:
+    """Run in namespaces; the shell is their first process, and takes leave of what others leave behind."""
+    output = RUNS / name / f"{kind.replace(' ', '-')}-{seed}"
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir(parents=True)
+    folder = output / "files"
+    folder.mkdir()
+    words = {
+        "system": name, "fault": kind, "seed": seed, "steps": options.steps, "moment": after, "folder": folder,
+        "hang-seconds": options.hang_seconds, "longest": options.longest, "output": output,
+    }  # fmt: skip
+    inside = [sys.executable, "-m", "chaos.inside"]
+    inside += [part for word, value in words.items() for part in (f"--{word}", str(value))]
+    rights = [] if os.geteuid() == 0 else ["--map-root-user"]
+    paths = [ROOT / each for each in ("platform", "operator", "tests", "benchmarks")]
+    variables = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "CHAOS_INSIDE": "1", "OMP_NUM_THREADS": "1"}
+    with (output / "benchmark.txt").open("wb") as log:
+        subprocess.run(
+            ["unshare", *rights, "--net", "--pid", "--mount", "--ipc", "--fork", "--kill-child", "--mount-proc", "--",
+             "bash", "-c", '"$@"; exit $?', "bash", *inside],
+            env=os.environ | variables,
+            cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False,
+        )  # fmt: skip
+    found = output / "record.json"
+    if not found.exists():
+        sys.exit(f"The benchmark itself failed:\n{(output / 'benchmark.txt').read_text()[-3000:]}")
+    return Record.from_json(json.loads(found.read_text()))
+
+
+def keep(name: str, kind: str, seed: int, measured: Measured, commit: str) -> None:
+    """Add a line to the results."""
+    date = datetime.now(UTC).date().isoformat()
+    result = Result(commit, date, name, system(name).version(), kind, seed, **asdict(measured))
+    append_result(RESULTS, result)
+    print(json.dumps(asdict(result)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

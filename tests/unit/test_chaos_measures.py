@@ -1,0 +1,125 @@
+"""The figures of RL-chaos: moments by seed, how a run ended, what it lost, what a fault faked."""
+
+import importlib
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def chaos(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The modules without processes."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    names = ("faults", "measures", "page", "proxy", "result")
+    found = SimpleNamespace(**{name: importlib.import_module(f"chaos.{name}") for name in names})
+    yield found
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("chaos", "results_file")]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def record(chaos, **fields):
+    calm = {
+        "exit_code": 0, "silent_seconds": 1.0, "seconds": 60.0, "first_effect": 20.0, "steps": [30.0, 40.0, 50.0, 60.0],
+        "faults": [], "effects": [], "played": {},
+    }  # fmt: skip
+    return chaos.measures.Record(**calm | fields)
+
+
+def test_the_moment_of_a_fault_follows_from_its_name_and_the_seed(chaos):
+    moments = [chaos.faults.moment("kill store", seed, 100.0) for seed in range(50)]
+
+    assert moments == [chaos.faults.moment("kill store", seed, 100.0) for seed in range(50)]
+    assert moments[0] != chaos.faults.moment("stop store", 0, 100.0)
+    assert len(set(moments)) == 50
+    assert all(5 <= moment <= 75 for moment in moments)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, "ended"),
+        ({"steps": [30.0]}, "gave up"),
+        ({"exit_code": 1}, "gave up"),
+        ({"exit_code": None, "silent_seconds": 300.0}, "hung"),
+        ({"exit_code": None, "silent_seconds": 299.0}, "too long"),
+    ],
+)
+def test_how_a_run_ended(chaos, fields, expected):
+    assert chaos.measures.outcome(record(chaos, **fields), steps=4, hang_seconds=300) == expected
+
+
+def test_useful_time_is_that_of_the_same_steps_undisturbed(chaos):
+    calm = record(chaos)
+
+    late = record(chaos, steps=[30.0, 40.0, 90.0, 100.0], seconds=100.0)
+    hung = record(chaos, exit_code=None, steps=[30.0, 40.0], seconds=420.0)
+
+    assert chaos.measures.ettr(calm, calm) == 1.0
+    # Starting takes longer in both: it is no training.
+    assert chaos.measures.ettr(late, calm) == pytest.approx(40 / 80)
+    assert chaos.measures.ettr(hung, calm) == pytest.approx(20 / 400)
+    assert chaos.measures.ettr(record(chaos, first_effect=None, steps=[]), calm) == 0
+
+
+def test_recovery_ends_with_the_next_step(chaos):
+    assert chaos.measures.recover_seconds(record(chaos, faults=[41.0])) == 9.0
+    assert chaos.measures.recover_seconds(record(chaos, faults=[61.0])) is None
+    assert chaos.measures.recover_seconds(record(chaos)) is None
+
+
+def test_a_call_is_lost_with_its_trajectory_and_repeated_if_it_takes_effect_twice(chaos):
+    played = {"a-0": chaos.measures.Played(0.5), "a-1": chaos.measures.Played(0.5, learned=False)}
+    effects = [("a-0", 1), ("a-0", 2), ("a-0", 2), ("a-1", 1), ("b-0", 1)]
+
+    run = record(chaos, effects=effects, played=played)
+    measured = chaos.measures.measure(run, record(chaos), steps=4, hang_seconds=300)
+
+    # One of a-0 that was made again, that of a trajectory without a part in learning, that of one never finished.
+    assert measured.turns_lost == 3
+    assert measured.effects_repeated == 1
+    assert measured.left_out == 1
+
+
+def test_a_reward_is_faked_if_it_was_learned_from_and_is_another_one_undisturbed(chaos):
+    played = chaos.measures.Played
+    calm = {name: played(reward) for name, reward in (("a-0", 0.1), ("a-1", 0.9), ("a-2", 0.4), ("a-3", 0.6))}
+    honest = calm | {"a-0": played(0.0, learned=False)}
+    faked = calm | {"a-0": played(0.0)}
+
+    assert chaos.measures.faked(honest, calm) == []
+    assert chaos.measures.faked(faked, calm) == ["a-0"]
+    assert chaos.measures.advantage_change(honest, calm) == 0
+    assert chaos.measures.advantage_change(faked, calm) > 0.1
+    # What the trainer computed counts, if it is known.
+    wrong = {"a-0": played(0.1), "a-1": played(0.9, advantage=5.0)}
+    assert chaos.measures.advantage_change(wrong, calm) > 4
+
+
+def test_the_trajectory_of_a_call_is_found_in_either_request(chaos):
+    assert chaos.proxy.trajectory_of(b'{"trajectory": "t0.1-2", "call": 1}') == "t0.1-2"
+    assert chaos.proxy.trajectory_of(b'{"trajectory_ids": ["run-t1-0-2"]}') == "run-t1-0-2"
+    assert chaos.proxy.trajectory_of(b"") == ""
+
+
+def test_the_page_has_each_run_and_marks_what_did_not_end(chaos):
+    fields = {
+        "commit": "abc", "date": "2026-01-01", "version": "1", "seed": 0, "steps": 8, "turns_lost": 0,
+        "effects_repeated": 0, "rewards_faked": 3, "left_out": 0, "advantage_change": 0.0, "step_seconds": 4.0,
+        "ettr": 0.5, "seconds": 60.0, "recover_seconds": None, "moments": [], "note": "",
+    }  # fmt: skip
+    rows = [
+        chaos.result.Result(system=system, fault=fault, outcome=outcome, **fields)
+        for system, fault, outcome in (
+            ("verl", "none", "ended"), ("verl", "kill engine", "hung"), ("turnmill", "kill engine", "ended")
+        )
+    ]  # fmt: skip
+
+    text = chaos.page.page(rows)
+
+    assert "| kill engine | 0 | **hung** | 8 | 0 | 0 | 3 | 0 | 0 |  | 50% | never | `abc` |" in text
+    assert "1 runs with a fault: 1 hung. Rewards faked: 3" in text
+    assert text.index("## turnmill") < text.index("## plain verl")
