@@ -32,6 +32,10 @@ SUBSET = ("kill agent loop", "kill tool server", "calls fail", "stop store")
 """What `make chaos` injects, within half an hour on two cores."""
 
 
+class BenchmarkError(Exception):
+    """The benchmark has no record of a run."""
+
+
 def main() -> None:
     """Run systems with faults, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -60,7 +64,11 @@ def run_all(options: argparse.Namespace) -> None:
         known = {(r.fault, r.seed) for r in latest() if (r.system, r.commit) == (name, commit)}
         for kind, seed in itertools.product(chosen(name, options), options.seeds):
             if options.again or (kind, seed) not in known:
-                record = contained(name, kind, seed, moment(kind, seed, window(calm)), options)
+                try:
+                    record = contained(name, kind, seed, moment(kind, seed, window(calm)), options)
+                except BenchmarkError as error:
+                    print(f"{name}, {kind}, seed {seed}: {error}", file=sys.stderr, flush=True)
+                    continue
                 measured = measure(record, calm, steps=options.steps, hang_seconds=options.hang_seconds)
                 keep(name, kind, seed, measured, commit)
 
@@ -116,7 +124,7 @@ def contained(name: str, kind: str, seed: int, after: float, options: argparse.N
         )  # fmt: skip
     found = output / "record.json"
     if not found.exists():
-        sys.exit(f"The benchmark itself failed:\n{(output / 'benchmark.txt').read_text()[-3000:]}")
+        raise BenchmarkError(f"the benchmark itself failed:\n{(output / 'benchmark.txt').read_text()[-3000:]}")
     return Record.from_json(json.loads(found.read_text()))
 
 

@@ -169,7 +169,7 @@ class Run:
         """Return the process that is to get the signal, chosen by chance among several; wait for one."""
         deadline = self._now() + FIND_SECONDS
         while self._now() < deadline:
-            if found := processes.find(self.system.parts[self.fault.part]):
+            if found := self.system.processes(self.fault.part):
                 return [self.chance.choice(found)]
             time.sleep(LOOK_SECONDS)
         return []

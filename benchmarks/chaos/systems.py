@@ -56,6 +56,10 @@ class System(Protocol):
         """Return the command that trains, and the variables of its environment."""
         ...
 
+    def processes(self, part: str) -> list[int]:
+        """Return the processes of a kind; empty if none runs at present."""
+        ...
+
     def steps(self, folder: Path) -> int:
         """Return how many steps are complete."""
         ...

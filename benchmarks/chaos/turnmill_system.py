@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from chaos.measures import Played
+from chaos.processes import find, resident_kilobytes
 from chaos.systems import GROUP_SIZE, RETRIES, TASKS_PER_STEP, Given
 from chaos.task import TURNS
 
@@ -18,6 +19,9 @@ from turnmill.runs.preparation import ensure_model
 
 STALL_SECONDS = 60
 """`training.stallTimeoutSeconds`: a step takes four. By default it is ten minutes."""
+
+FORKED_WITH_CORE = 3
+"""How many processes bear the fork server's name when an engine runs: its core, and a helper of each of two others."""
 
 JOB = f"""
 apiVersion: turnmill.dev/v1alpha1
@@ -47,7 +51,7 @@ class Turnmill:
     parts: Mapping[str, str] = {
         "trainer": r"ray::TurnTaskRunner",
         "engine": r"ray::vLLM\w*Server",
-        "engine core": r"EngineCor",
+        "engine core": r"fork_server\.server",
         "agent loop": r"ray::\w*LoopWorker",
         "tool server": r"tool-server",
         "store": r"valkey-server|redis-server",
@@ -79,6 +83,14 @@ class Turnmill:
         job.write_text(self._job(given))
         command = [sys.executable, "-m", "turnmill.cli.main", "run", str(job), "--output", str(given.folder / "run")]
         return command, {"TURNMILL_REDIS": given.store_url} if given.store_url else {}
+
+    def processes(self, part: str) -> list[int]:
+        """Return the processes of a kind."""
+        if part != "engine core":
+            return find(self.parts[part])
+        # It bears the name of the server that it was forked from, as do small helpers; the server itself is the oldest.
+        forked = find(self.parts[part])[1:]
+        return sorted(forked, key=resident_kilobytes)[-1:] if len(forked) >= FORKED_WITH_CORE else []
 
     def steps(self, folder: Path) -> int:
         """Return the number of rows of metrics, without that of step 0."""

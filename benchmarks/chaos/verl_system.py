@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 from chaos.measures import Played
+from chaos.processes import find
 from chaos.systems import GROUP_SIZE, RETRIES, TASKS_PER_STEP, Given
 from chaos.task import TURNS
 from chaos.turnmill_system import SYSTEM as TURNMILL
@@ -70,6 +71,10 @@ class Verl:
             "CHAOS_TOOLS": given.tools_url,
         }
         return ["bash", "-c", loop], variables
+
+    def processes(self, part: str) -> list[int]:
+        """Return the processes of a kind."""
+        return find(self.parts[part])
 
     def steps(self, folder: Path) -> int:
         """Return how many steps have written down what they learned from."""
