@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
@@ -51,6 +52,8 @@ def main() -> None:
     run.add_argument("--again", action="store_true", help="also what this commit has a result of")
     commands.add_parser("page")
     options = parser.parse_args()
+    # The run that is in progress ends with this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if options.command == "run":
         run_all(options)
     page.write()

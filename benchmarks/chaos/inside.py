@@ -17,12 +17,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from chaos import processes
+from chaos.effects import EFFECTS_VARIABLE
 from chaos.faults import Fault, chance, fault
 from chaos.measures import Record
 from chaos.proxy import ToolProxy
 from chaos.store import FaultyStore
 from chaos.systems import Given, System, system
-from chaos.task import EFFECTS_VARIABLE
 
 from support.contained_tests import bring_loopback_up
 from turnmill.core.ports import free_port
@@ -103,18 +103,24 @@ class Run:
                 # One that is never hurt: tools need a store even if the run has its own.
                 self.store = FaultyStore(self.folder / "store-of-benchmark")
                 store_url = self.store.start()
-            port = free_port()
-            threading.Thread(target=self._keep_serving, args=(port, store_url), daemon=True).start()
-            tools_url = f"http://127.0.0.1:{port}"
+            tools_url = self._serve("tool-server", self.system.tool_server, store_url)
             if self.fault.needs_proxy:
                 self.proxy = ToolProxy(tools_url, self.chance)
                 tools_url = self.proxy.start()
-        return Given(self.folder, self.options.steps, seed=0, tools_url=tools_url, store_url=store_url)
+        model_url = self._serve("model-server", self.system.model_server) if self.system.model_server else ""
+        return Given(
+            self.folder, self.options.steps, seed=0, tools_url=tools_url, model_url=model_url, store_url=store_url
+        )
 
-    def _keep_serving(self, port: int, store_url: str) -> None:
-        """Start the tool server, and start it again whenever it ends, as Kubernetes would."""
-        command = [word.format(port=port, store=store_url) for word in self.system.tool_server]
-        with (self.options.output / "tool-server.txt").open("wb") as output:
+    def _serve(self, name: str, command: Sequence[str], store_url: str = "") -> str:
+        """Start a server on a free port, and again whenever it ends; return its address."""
+        port = free_port()
+        words = [word.format(port=port, store=store_url) for word in command]
+        threading.Thread(target=self._keep_serving, args=(name, words), daemon=True).start()
+        return f"http://127.0.0.1:{port}"
+
+    def _keep_serving(self, name: str, command: Sequence[str]) -> None:
+        with (self.options.output / f"{name}.txt").open("wb") as output:
             while not self._ended.is_set():
                 subprocess.run(
                     command,

@@ -3,16 +3,16 @@
 import io
 from collections.abc import Sequence
 
+from chaos.effects import TURNS
 from chaos.faults import FAULTS, LAST, UNDISTURBED
 from chaos.result import Result, latest
 from chaos.systems import GROUP_SIZE, RETRIES, STEPS, TASKS_PER_STEP
-from chaos.task import TURNS
 from results_file import ROOT
 
 PAGE = ROOT / "docs" / "chaos.md"
 PICTURES = ROOT / "docs" / "images" / "chaos"
 COLOURS = {"ended": "#4c9f70", "gave up": "#d08c3f", "hung": "#b5484b", "too long": "#b5484b"}
-TITLES = {"turnmill": "turnmill", "verl": "plain verl"}
+TITLES = {"turnmill": "turnmill", "verl": "plain verl", "verifiers": "verifiers"}
 
 INTRODUCTION = f"""\
 # RL-chaos
@@ -55,6 +55,12 @@ Systems start again {RETRIES} times at most:
   tool asks a server that keeps no state, as the number of a call is known to the agent loop; the benchmark starts
   that server again when it ends. It repeats a failed call every half second, 20 times at most, within 30 s as
   turnmill's `toolCallTimeout`. There is no store.
+
+- **verifiers**: an evaluation by `Environment.evaluate` with `save_results` and `results_path`, 16 rollouts at once, which
+  continues with what it has saved when a loop of the shell starts it again. It does not train: a step is 16 saved
+  results, its trainer is the program that evaluates, and its engine a model server of the benchmark with canned answers, which
+  is started again when it ends, as is the tool server. Its tool calls are repeated as plain verl's. A rollout with an
+  `error` counts as left out. It needs `.venv-verifiers` (`make extras`).
 
 ## Measures
 
@@ -103,7 +109,7 @@ with their rewards. It is named in `MODULES` of the same file. Its tool calls `c
 """
 
 NOT_RUN = """\
-verifiers, SkyRL, rLLM and others have no module yet."""
+SkyRL, rLLM, prime-rl and others have no module yet. prime-rl, which trains with verifiers' environments, needs GPUs."""
 
 HEADER = ("fault", "seed", "result", "steps", "turns lost", "effects repeated", "rewards faked", "left out",
           "advantage", "recover s", "ETTR", "at s", "commit")  # fmt: skip

@@ -12,7 +12,11 @@ STEPS, TASKS_PER_STEP, GROUP_SIZE = 8, 4, 4
 RETRIES = 3
 """How often a run that failed is started again, whoever does it."""
 
-MODULES = {"turnmill": "chaos.turnmill_system", "verl": "chaos.verl_system"}
+MODULES = {
+    "turnmill": "chaos.turnmill_system",
+    "verl": "chaos.verl_system",
+    "verifiers": "chaos.verifiers_system",
+}
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,9 @@ class Given:
     tools_url: str = ""
     """Address at which it finds the tools; empty if it starts a tool server of its own."""
 
+    model_url: str = ""
+    """Address of the model server, if the system needs one."""
+
     store_url: str = ""
     """URL of the store; empty if it starts one of its own."""
 
@@ -40,6 +47,9 @@ class System(Protocol):
 
     tool_server: Sequence[str]
     """Command of a tool server that the benchmark starts, with `{port}` and `{store}`."""
+
+    model_server: Sequence[str]
+    """Command of a model server that the benchmark starts, with `{port}`; empty if a run starts its engines itself."""
 
     starts_tool_server: bool
     """Whether a run starts a tool server of its own if it is not given the address of one."""

@@ -1,34 +1,14 @@
-"""The task of all systems: a tool that counts its calls, and a reward that any change of a conversation changes."""
+"""The task as turnmill knows it: a tool that counts its calls, and a reward that any change changes."""
 
 import asyncio
-import json
-import os
-import time
-from pathlib import Path
 from typing import ClassVar
 
+from chaos.effects import TOOL_SECONDS, reward_of, take_effect
+
 from turnmill.tasks.arithmetic import Arithmetic
-from turnmill.tasks.base import Answer, Task, stable_hash
+from turnmill.tasks.base import Answer, Task
 from turnmill.tools.base import Tool, ToolCall, ToolResult
 from turnmill.trajectories.base import Change
-
-EFFECTS_VARIABLE = "CHAOS_EFFECTS"
-"""Environment variable with the file to which each call of the tool adds a line."""
-
-TOOL_SECONDS = 0.4
-TURNS = 4
-
-
-def reward_of(text: str) -> float:
-    """Return a number between 0 and 1 by a hash of all that was said in a conversation."""
-    return stable_hash(text) % 1000 / 999
-
-
-def take_effect(trajectory: str, call: int) -> None:
-    """Note a call's effect, which cannot be undone."""
-    line = json.dumps({"trajectory": trajectory, "call": call, "time": time.monotonic()})
-    with Path(os.environ[EFFECTS_VARIABLE]).open("a") as file:
-        file.write(f"{line}\n")
 
 
 class Counter(Tool):

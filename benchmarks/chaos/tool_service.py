@@ -7,7 +7,7 @@ import asyncio
 import sys
 
 from aiohttp import web
-from chaos.task import TOOL_SECONDS, take_effect
+from chaos.effects import TOOL_SECONDS, take_effect
 
 
 async def answer(request: web.Request) -> web.Response:

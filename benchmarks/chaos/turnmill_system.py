@@ -6,10 +6,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from chaos.effects import TURNS
 from chaos.measures import Played
 from chaos.processes import find, resident_kilobytes
 from chaos.systems import GROUP_SIZE, RETRIES, TASKS_PER_STEP, Given
-from chaos.task import TURNS
 
 from turnmill import __version__
 from turnmill.jobs.load import load_job
@@ -60,6 +60,7 @@ class Turnmill:
         *(sys.executable, "-m", "turnmill.cli.main", "tool-server", "--tool_type", "chaos.task:Counter"),
         *("--host", "127.0.0.1", "--port", "{port}", "--redis", "{store}"),
     )
+    model_server: Sequence[str] = ()
     starts_tool_server = True
 
     def version(self) -> str:

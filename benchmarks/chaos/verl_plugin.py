@@ -1,12 +1,10 @@
 """What plain verl loads: its own agent loop for tools with seeds, a tool, a parser of calls, and the reward."""
 
-import asyncio
-import json
 import os
 from typing import Any
 
-import aiohttp
-from chaos.task import reward_of
+from chaos.effects import reward_of
+from chaos.tool_client import call_tool
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.tools.base_tool import BaseTool
@@ -16,7 +14,6 @@ from turnmill.tasks.base import stable_hash
 
 TOOLS_VARIABLE = "CHAOS_TOOLS"
 RESPONSE_TOKENS = 8
-CALL_SECONDS, RETRIES, RETRY_SECONDS = 30.0, 20, 0.5
 
 
 class SeededToolAgentLoop(ToolAgentLoop):  # type: ignore[misc]
@@ -44,20 +41,10 @@ class Count(BaseTool):  # type: ignore[misc]
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[Any, float, dict[str, Any]]:
-        """Call, again after an error or a silence of 30 s, and raise the last error."""
+        """Call it; what this raises, verl's loop turns into a text for the policy."""
         agent = kwargs["agent_data"]
-        body = {"trajectory": agent.tools_kwargs["trajectory"], "call": agent.user_turns + 1}
-        async with asyncio.timeout(CALL_SECONDS), aiohttp.ClientSession() as session:
-            for left in reversed(range(RETRIES + 1)):
-                try:
-                    async with session.post(os.environ[TOOLS_VARIABLE], json=body) as answer:
-                        answer.raise_for_status()
-                        return ToolResponse(text=json.loads(await answer.read())["text"]), 0.0, {}
-                except aiohttp.ClientError:
-                    if not left:
-                        raise
-                    await asyncio.sleep(RETRY_SECONDS)
-        raise AssertionError("the last try returns or raises")
+        text = await call_tool(os.environ[TOOLS_VARIABLE], agent.tools_kwargs["trajectory"], agent.user_turns + 1)
+        return ToolResponse(text=text), 0.0, {}
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **_: Any) -> float:

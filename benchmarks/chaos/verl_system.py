@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
+from chaos.effects import TURNS
 from chaos.measures import Played
 from chaos.processes import find
 from chaos.systems import GROUP_SIZE, RETRIES, TASKS_PER_STEP, Given
-from chaos.task import TURNS
 from chaos.turnmill_system import SYSTEM as TURNMILL
 
 from turnmill.runs.preparation import process_environment
@@ -48,6 +48,7 @@ class Verl:
         "tool server": r"chaos\.tool_service",
     }
     tool_server: Sequence[str] = (sys.executable, "-m", "chaos.tool_service", "{port}")
+    model_server: Sequence[str] = ()
     starts_tool_server = False
 
     def version(self) -> str:

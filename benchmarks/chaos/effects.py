@@ -1,0 +1,25 @@
+"""What a tool and a reward do in every system; standard library only, as other systems have Pythons of their own."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+EFFECTS_VARIABLE = "CHAOS_EFFECTS"
+"""Environment variable with the file to which each call of the tool adds a line."""
+
+TOOL_SECONDS = 0.4
+TURNS = 4
+"""Calls of a trajectory."""
+
+
+def reward_of(text: str) -> float:
+    """Return a number between 0 and 1 by a hash of all that was said in a conversation."""
+    return int(hashlib.blake2b(text.encode(), digest_size=8).hexdigest(), 16) % 1000 / 999
+
+
+def take_effect(trajectory: str, call: int) -> None:
+    """Note a call's effect, which cannot be undone."""
+    line = json.dumps({"trajectory": trajectory, "call": call})
+    with Path(os.environ[EFFECTS_VARIABLE]).open("a") as file:
+        file.write(f"{line}\n")
