@@ -56,11 +56,11 @@ Systems start again {RETRIES} times at most:
   that server again when it ends. It repeats a failed call every half second, 20 times at most, within 30 s as
   turnmill's `toolCallTimeout`. There is no store.
 
-- **verifiers**: an evaluation by `Environment.evaluate` with `save_results` and `results_path`, 16 rollouts at once, which
-  continues with what it has saved when a loop of the shell starts it again. It does not train: a step is 16 saved
-  results, its trainer is the program that evaluates, and its engine a model server of the benchmark with canned answers, which
-  is started again when it ends, as is the tool server. Its tool calls are repeated as plain verl's. A rollout with an
-  `error` counts as left out. It needs `.venv-verifiers` (`make extras`).
+- **verifiers**: an evaluation by `Environment.evaluate` with `save_results` and `results_path`, 16 rollouts at once,
+  which continues with what it has saved when a loop of the shell starts it again. It does not train: a step is 16 saved
+  results, its trainer is the program that evaluates, and its engine a model server of the benchmark with canned
+  answers, which is started again when it ends, as is the tool server. Its tool calls are repeated as plain verl's. A
+  rollout with an `error` counts as left out. It needs `.venv-verifiers` (`make extras`).
 
 ## Measures
 
