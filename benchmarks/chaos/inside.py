@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -264,6 +265,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not any(needed.resolve().is_relative_to(folder) for needed in (ROOT, Path(sys.prefix), options.output)):
             _mount(folder, size)
     record = Run(options).record()
+    for logs in options.folder.glob("run/logs"):
+        # The file system of the run goes with its namespace.
+        shutil.copytree(logs, options.output / "logs", ignore_dangling_symlinks=True)
     (options.output / "record.json").write_text(json.dumps(asdict(record)))
     os._exit(0)
 
