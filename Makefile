@@ -89,6 +89,7 @@ nightly: $(STAMP) ## Run what takes hours: the longest tests, then every example
 
 chaos: $(STAMP) ## Hurt small runs in several ways, and write what each fault cost (half an hour); ARGS= chooses others
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rl_chaos.py run $(or $(ARGS),--subset)
+	@$(BIN)/python benchmarks/rl_chaos.py page
 
 docs: $(STAMP) ## Show the docs site at http://127.0.0.1:8000
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --strict --dev-addr 127.0.0.1:8000

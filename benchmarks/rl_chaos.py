@@ -56,7 +56,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if options.command == "run":
         run_all(options)
-    page.write()
+    else:
+        # Not after each run: those that follow would have another state of the files.
+        page.write()
 
 
 def run_all(options: argparse.Namespace) -> None:
