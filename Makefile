@@ -83,7 +83,8 @@ check: $(STAMP) ## Run what CI runs before the tests: ruff, mypy, import-linter,
 
 nightly: $(STAMP) ## Run what takes hours: the longest tests, then every example for a CPU, for docs/learning.md
 	@export OMP_NUM_THREADS=1; status=0; \
-	$(if $(ARGS),,$(BIN)/python benchmarks/nightly_tests.py run || status=1; $(BIN)/python benchmarks/nightly_tests.py page;) \
+	$(if $(ARGS),,$(BIN)/python benchmarks/nightly_tests.py run || status=1; $(BIN)/python benchmarks/nightly_tests.py page; \
+		$(BIN)/python benchmarks/rl_chaos.py run --systems turnmill verl || status=1; $(BIN)/python benchmarks/rl_chaos.py page;) \
 	$(BIN)/python benchmarks/learning.py run $(ARGS) || status=1; \
 	$(BIN)/python benchmarks/learning.py page; exit $$status
 
