@@ -29,6 +29,7 @@ from results_file import ROOT, append_result, present_commit
 
 RUNS = ROOT / "runs" / "chaos"
 HANG_SECONDS, LONGEST_SECONDS = 300.0, 1500.0
+MOMENT_PARTS = (1.0, 0.5, 0.25)
 SUBSET = ("kill agent loop", "kill tool server", "calls fail", "stop store")
 """What `make chaos` injects, within half an hour on two cores."""
 
@@ -70,12 +71,21 @@ def run_all(options: argparse.Namespace) -> None:
         for kind, seed in itertools.product(chosen(name, options), options.seeds):
             if options.again or (kind, seed) not in known:
                 try:
-                    record = contained(name, kind, seed, moment(kind, seed, window(calm)), options)
+                    record = hurt(name, kind, seed, moment(kind, seed, window(calm)), options)
                 except BenchmarkError as error:
                     print(f"{name}, {kind}, seed {seed}: {error}", file=sys.stderr, flush=True)
                     continue
                 measured = measure(record, calm, steps=options.steps, hang_seconds=options.hang_seconds)
                 keep(name, kind, seed, measured, commit)
+
+
+def hurt(name: str, kind: str, seed: int, after: float, options: argparse.Namespace) -> Record:
+    """Return the record of a run with a fault; if it was over before the moment, of one with an earlier moment."""
+    for part in MOMENT_PARTS:
+        record = contained(name, kind, seed, after * part, options)
+        if record.faults:
+            return record
+    raise BenchmarkError("the run was over before the fault")
 
 
 def chosen(name: str, options: argparse.Namespace) -> list[str]:

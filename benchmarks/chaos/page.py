@@ -38,7 +38,7 @@ make chaos
   change. So every trajectory has one true course and reward, whatever was played beside it, and a reward that differs
   from that of the undisturbed run has been changed by the fault. The reward is a hash of all that was said.
 - **The moment** of a fault follows from its name and the seed. It lies between the first call of a tool and
-  {LAST:.0%} of an undisturbed training.
+  {LAST:.0%} of an undisturbed training. A run that is faster, and over by then, is repeated with half of that.
 - **An effect that cannot be undone**: each call of the tool adds a line to a file half way through its 0.4 s.
 - **Namespaces**: each run has processes, mounts, network and IPC of its own, and a file system of 400 MB in memory
   for its files. Faults reach nothing else.
