@@ -53,7 +53,7 @@ class Turnmill:
         "engine": r"ray::vLLM\w*Server",
         "engine core": r"fork_server\.server",
         "agent loop": r"ray::\w*LoopWorker",
-        "tool server": r"tool-server",
+        "tool server": r"cli\.main tool-server",
         "store": r"valkey-server|redis-server",
     }
     tool_server: Sequence[str] = (
