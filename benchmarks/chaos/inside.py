@@ -146,7 +146,9 @@ class Run:
             if grown and self.first_effect is None:
                 self.first_effect = now
             self.steps += [now] * (steps - len(self.steps))
-            if code is not None or now - moved >= self.options.hang_seconds or now >= self.options.longest:
+            # Starting is no training, and takes as long as the machine has other work.
+            patience = self.options.hang_seconds if self.injected else self.options.longest
+            if code is not None or now - moved >= patience or now >= self.options.longest:
                 return now - moved
             time.sleep(LOOK_SECONDS)
 
