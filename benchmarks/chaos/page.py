@@ -42,8 +42,8 @@ make chaos
 - **An effect that cannot be undone**: each call of the tool adds a line to a file half way through its 0.4 s.
 - **Namespaces**: each run has processes, mounts, network and IPC of its own, and a file system of 400 MB in memory
   for its files. Faults reach nothing else.
-- **Hung** is a run without a call, and without a step, for 300 s after its fault. It is ended then. A run also ends after
-  25 minutes.
+- **Hung** is a run without a call, and without a step, for 300 s after its fault. It is ended then. A run
+  also ends after 25 minutes.
 
 Systems start again {RETRIES} times at most:
 
