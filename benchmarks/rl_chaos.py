@@ -21,10 +21,10 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from chaos import page
-from chaos.faults import NAMES, UNDISTURBED, fault, moment
+from chaos.faults import NAMES, UNDISTURBED, moment
 from chaos.measures import Measured, Record, measure, window
 from chaos.result import RESULTS, Result, latest
-from chaos.systems import MODULES, STEPS, system
+from chaos.systems import MODULES, STEPS, faults_of, system
 from results_file import ROOT, append_result, present_commit
 
 RUNS = ROOT / "runs" / "chaos"
@@ -91,13 +91,7 @@ def hurt(name: str, kind: str, seed: int, after: float, options: argparse.Namesp
 def chosen(name: str, options: argparse.Namespace) -> list[str]:
     """Return the faults that were asked for, of parts that the system has."""
     names = SUBSET if options.subset else NAMES
-    wanted = [fault(each) for each in names if any(each.startswith(begin) for begin in options.faults)]
-    parts = {"", *system(name).parts}
-    return [
-        each.name
-        for each in wanted
-        if each.name != UNDISTURBED and each.part in parts and ("store" in parts or not each.needs_store)
-    ]
+    return [f.name for f in faults_of(name) if f.name in names and any(f.name.startswith(w) for w in options.faults)]
 
 
 def undisturbed(name: str, options: argparse.Namespace, commit: str) -> Record:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from chaos.effects import TURNS
 from chaos.faults import FAULTS, LAST, UNDISTURBED
 from chaos.result import Result, latest
-from chaos.systems import GROUP_SIZE, RETRIES, STEPS, TASKS_PER_STEP
+from chaos.systems import GROUP_SIZE, RETRIES, STEPS, TASKS_PER_STEP, faults_of
 from results_file import ROOT
 
 PAGE = ROOT / "docs" / "chaos.md"
@@ -84,7 +84,8 @@ LIMITS = """\
 
 - Trainings are short: a fault comes once in less than a minute of training, and a start takes as long as some steps.
   ETTR compares systems under this load. It is not that of a training that runs for days.
-- Time is measured once per fault and seed, on two cores that also did other work.
+- Time is measured once per fault and seed, on two cores that also did other work: their load was 8 to 19 during these
+  runs, and a start took one to five minutes. `recover` and ETTR are coarse, then; the counts beside them are not.
 - As weights do not change, a policy whose weights were handed over in part would not be noticed; whether the run goes
   on is.
 - A turn whose text was being generated when a process died leaves no line, and is not among the turns lost.
@@ -148,6 +149,8 @@ def _section(system: str, results: Sequence[Result]) -> str:
     lines += ["", f"![ETTR by fault](images/chaos/{system}.svg)", ""]
     lines += ["| " + " | ".join(HEADER) + " |", "| " + " | ".join("---" for _ in HEADER) + " |"]
     lines += ["| " + " | ".join(row(r)) + " |" for r in ordered]
+    if missing := [fault.name for fault in faults_of(system) if fault.name not in {r.fault for r in ordered}]:
+        lines += ["", f"Not run: {', '.join(missing)}."]
     said = [f"- {r.fault}, seed {r.seed}: `{r.note}`" for r in ordered if r.note]
     if said:
         lines += ["", "Last words of runs that did not end well:", "", *said]
@@ -207,7 +210,7 @@ def picture(system: str, results: Sequence[Result]) -> str:
     axes.grid(axis="x", alpha=0.3)
     shown = [kind for kind in ("ended", "gave up", "hung") if any(r.outcome == kind for r in results)]
     patches = [mpl.patches.Patch(color=COLOURS[kind], label=kind) for kind in shown]
-    axes.legend(handles=patches, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)
+    axes.legend(handles=patches, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=3)
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None})
     pyplot.close(figure)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from chaos.faults import FAULTS, Fault
 from chaos.measures import Played
 
 STEPS, TASKS_PER_STEP, GROUP_SIZE = 8, 4, 4
@@ -87,3 +88,9 @@ def system(name: str) -> System:
     """Return a system by its name."""
     found: System = importlib.import_module(MODULES[name]).SYSTEM
     return found
+
+
+def faults_of(name: str) -> list[Fault]:
+    """Return the faults of parts that a system has."""
+    parts = system(name).parts
+    return [each for each in FAULTS if each.part in ("", *parts) and ("store" in parts or not each.needs_store)]
