@@ -82,9 +82,11 @@ class ToolProxy:
 
 
 def trajectory_of(body: bytes) -> str:
-    """Return the trajectory that a call is of; empty if it names none."""
+    """Return the trajectory that a call is of; empty if it names none, or only tells that one has ended."""
     try:
         fields: dict[str, Any] = json.loads(body)
     except ValueError:
+        return ""
+    if fields.get("finish") == [True]:
         return ""
     return str(fields.get("trajectory") or (fields.get("trajectory_ids") or [""])[0])

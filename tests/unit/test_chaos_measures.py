@@ -101,7 +101,8 @@ def test_a_reward_is_faked_if_it_was_learned_from_and_is_another_one_undisturbed
 
 def test_the_trajectory_of_a_call_is_found_in_either_request(chaos):
     assert chaos.proxy.trajectory_of(b'{"trajectory": "t0.1-2", "call": 1}') == "t0.1-2"
-    assert chaos.proxy.trajectory_of(b'{"trajectory_ids": ["run-t1-0-2"]}') == "run-t1-0-2"
+    assert chaos.proxy.trajectory_of(b'{"trajectory_ids": ["run-t1-0-2"], "finish": [false]}') == "run-t1-0-2"
+    assert chaos.proxy.trajectory_of(b'{"trajectory_ids": ["run-t1-0-2"], "finish": [true]}') == ""
     assert chaos.proxy.trajectory_of(b"") == ""
 
 
