@@ -35,6 +35,7 @@ CLOCK_STEP_SECONDS = 3600
 CLOCK = Path("/dev/shm/clock")
 RUN_SPACE = "400m"
 ROOT = Path(__file__).resolve().parents[2]
+COLOUR = re.compile(r"\x1b\[\d+m")
 
 
 class Run:
@@ -89,7 +90,7 @@ class Run:
         """Return the line of the output that says most about a failure."""
         lines = (self.options.output / "output.txt").read_text(errors="replace").splitlines()
         telling = [line for line in lines if re.search(r"^The run failed|Error: |Error\b.*:", line)]
-        return (telling or lines or [""])[-1].strip()[:200]
+        return COLOUR.sub("", telling[-1]).strip()[:200] if telling else ""
 
     def _now(self) -> float:
         return time.monotonic() - self._begun

@@ -151,7 +151,7 @@ def _section(system: str, results: Sequence[Result]) -> str:
     lines += ["| " + " | ".join(row(r)) + " |" for r in ordered]
     if missing := [fault.name for fault in faults_of(system) if fault.name not in {r.fault for r in ordered}]:
         lines += ["", f"Not run: {', '.join(missing)}."]
-    said = [f"- {r.fault}, seed {r.seed}: `{r.note}`" for r in ordered if r.note]
+    said = [f"- {r.fault}, seed {r.seed}: `{r.note}`" for r in ordered if "Error" in r.note or "failed" in r.note]
     if said:
         lines += ["", "Last words of runs that did not end well:", "", *said]
     return "\n".join(lines) + "\n"
@@ -178,7 +178,7 @@ def _summary(results: Sequence[Result]) -> str:
     words = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     faked = sum(r.rewards_faked for r in results)
     repeated = sum(r.effects_repeated for r in results)
-    return f"{len(results)} runs with a fault: {words}. Rewards faked: {faked}; effects repeated: {repeated}."
+    return f"Runs with a fault: {len(results)}, of which {words}. Rewards faked: {faked}; effects repeated: {repeated}."
 
 
 def _faults() -> str:

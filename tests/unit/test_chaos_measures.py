@@ -122,5 +122,5 @@ def test_the_page_has_each_run_and_marks_what_did_not_end(chaos):
     text = chaos.page.page(rows)
 
     assert "| kill engine | 0 | **hung** | 8 | 0 | 0 | 3 | 0 | 0 |  | 50% | never | `abc` |" in text
-    assert "1 runs with a fault: 1 hung. Rewards faked: 3" in text
+    assert "Runs with a fault: 1, of which 1 hung. Rewards faked: 3" in text
     assert text.index("## turnmill") < text.index("## plain verl")
