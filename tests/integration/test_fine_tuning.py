@@ -71,7 +71,7 @@ def test_a_model_is_fine_tuned_on_the_best_trajectories_of_a_run_once(tmp_path: 
     record = json.loads((made.parent / "warm_start.json").read_text())
     assert losses[-1] < losses[0]
     assert record["steps"] == len(losses) == -(-2 * record["rows"] // 4)
-    assert "fine-tuning 1/" in second.output.read_text()
+    assert "\nfine-tuning\n" in second.output.read_text()
     assert "fine-tuning" not in third.output.read_text()
     assert second.metrics[0]["validation/reward"] == third.metrics[0]["validation/reward"]
     assert "model.safetensors" in {path.name for path in made.parent.iterdir()}
