@@ -191,6 +191,13 @@ class HarnessError(EpisodeError):
 
 OUTAGE_CAUSES = frozenset(
     error.cause
-    for error in (InferenceError, StoreUnavailableError, ToolCallConnectionError, ToolCallError, ToolCallTimeoutError)
+    for error in (
+        InferenceError,
+        StoreUnavailableError,
+        ToolCallConnectionError,
+        ToolCallError,
+        ToolCallLostWriteError,
+        ToolCallTimeoutError,
+    )
 )
-"""Causes of failed episodes that pass by themselves: tool servers, store or engines are away or too slow."""
+"""Causes of failed episodes that pass by themselves: servers, store or engines are away or too slow, or a store was reset."""

@@ -148,6 +148,7 @@ def test_a_step_with_too_many_failures_ends_the_run_with_the_reason():
         (["tool_raised", "tool_raised", "tool_raised", None], "failed_ratio"),
         (["reward", "reward", "reward", "tool_timeout"], "failed_ratio"),
         (["inference", "store_unavailable", "tool_server", "tool_timeout"], "outage"),
+        (["tool_lost_write"] * 4, "outage"),
     ],
 )
 def test_too_many_failures_end_the_run_for_good_unless_enough_of_them_pass_by_themselves(causes, cause):
