@@ -200,4 +200,4 @@ OUTAGE_CAUSES = frozenset(
         ToolCallTimeoutError,
     )
 )
-"""Causes of failed episodes that pass by themselves: servers, store or engines are away or too slow, or a store was reset."""
+"""Causes of failed episodes that pass by themselves: something is away or too slow, or the store lost a second."""
