@@ -18,7 +18,9 @@ from verl.workers.rollout.replica import TokenOutput
 
 from support.http_tools import HttpTools
 from turnmill.jobs import AgentTrainingJob
+from turnmill.rollout.texts import text_decoder
 from turnmill.rollout.tool_agent.observations import ObservationTokenizer
+from turnmill.rollout.tool_agent.response import ResponseParser
 from turnmill.rollout.tool_agent.worker import ToolLoopManager, ToolLoopWorker
 from turnmill.testing.agent_loops import END, SAMPLING, TOKENIZER, ToolLoopHarness, tool_job
 from turnmill.tool_server.call_result import CallResult
@@ -201,7 +203,13 @@ async def test_a_response_is_encoded_anew_if_the_job_says_so(retokenizes, new_ha
     assert len(whole) < len(pieces)
     harness = new_harness([], server, retokenization=retokenizes, maxResponseLength=64)
     loop = harness.loop
-    loop.tokenizer = loop.response_parser._tokenizer = merging_tokenizer
+    loop.tokenizer, loop.decode = merging_tokenizer, text_decoder(merging_tokenizer)
+    loop.response_parser = ResponseParser(
+        merging_tokenizer,
+        loop.agent,
+        stop_tokens=loop.stop_tokens,
+        observation_tokenizer=loop.observation_tokenizer,
+    )
     loop.stop_token_ids = frozenset({merging_tokenizer.eos_token_id})
 
     async def generate(*_: object, **__: object) -> TokenOutput:

@@ -649,8 +649,9 @@ def test_fsdp1_is_refused_without_gpus(model, setting):
 
 def test_a_check_finds_fsdp1_where_the_job_would_run_without_gpus():
     values: Any = {"spec.verl": {"critic.strategy": "fsdp"}, "spec.resources.train.engine": "fsdp"}
+    values |= {"spec.algorithm.type": "grpo", "spec.resources.device": "cpu"}
 
-    problems = [*checks.verl_settings(values | {"spec.resources.device": "cpu"})]
+    problems = [*checks.verl_settings(values)]
 
     assert [str(problem).partition(":")[0] for problem in problems] == ["spec.verl.critic.strategy"]
     assert "needs GPUs" in str(problems[0])
