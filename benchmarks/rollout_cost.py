@@ -419,6 +419,7 @@ def write_model(folder: Path) -> None:
     )
     tokenizer.save_pretrained(folder / "model")
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    sizes["max_position_embeddings"] = 2**17
     Qwen2Config(vocab_size=len(tokenizer), architectures=["Qwen2ForCausalLM"], **sizes).save_pretrained(
         folder / "model"
     )
