@@ -217,6 +217,8 @@ def _shrunk(data: dict[str, Any], scratch: Path) -> dict[str, Any]:
         return data
     algorithm.pop("minibatchTasks", None)
     algorithm.pop("criticWarmupSteps", None)
+    # Two tasks of a model with random weights may never have different rewards.
+    algorithm.pop("dynamicSampling", None)
     if agent["type"] == "grl":
         agent |= {"agentGroupNum": [2], "agentGroupSize": [2], "rolloutFilterRatio": 1}
         agent |= {"maxPromptLength": 3072, "maxResponseLength": 16}
