@@ -140,7 +140,8 @@ def contained(name: str, kind: str, seed: int, after: float, options: argparse.N
 def keep(name: str, kind: str, seed: int, measured: Measured, commit: str) -> None:
     """Add a line to the results."""
     date = datetime.now(UTC).date().isoformat()
-    result = Result(commit, date, name, system(name).version(), kind, seed, **asdict(measured))
+    run = {"commit": commit, "date": date, "system": name, "version": system(name).version()}
+    result = Result(**run, fault=kind, seed=seed, **asdict(measured))
     append_result(RESULTS, result)
     print(json.dumps(asdict(result)), flush=True)
 

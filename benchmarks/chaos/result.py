@@ -1,16 +1,16 @@
 """Results of runs with faults: one line each, oldest first."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from chaos.measures import Measured
 from results_file import ROOT, read_results
 
 RESULTS = ROOT / "benchmarks" / "results" / "chaos.jsonl"
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What became of one run; `measures.Measured` says what the figures are."""
+@dataclass(frozen=True, kw_only=True)
+class Result(Measured):
+    """What became of one run."""
 
     commit: str
     date: str
@@ -18,19 +18,6 @@ class Result:
     version: str
     fault: str
     seed: int
-    outcome: str
-    steps: int
-    turns_lost: int
-    effects_repeated: int
-    rewards_faked: int
-    left_out: int
-    advantage_change: float
-    recover_seconds: float | None
-    step_seconds: float
-    ettr: float
-    seconds: float
-    moments: Sequence[float]
-    note: str
 
 
 def latest() -> list[Result]:
