@@ -41,6 +41,32 @@ def test_torch_and_vllm_have_the_same_versions_on_both_devices():
     assert f'version = "{cuda["vllm"]}+cpu"' in (ROOT / "requirements/vllm-metadata/pyproject.toml").read_text()
 
 
+@pytest.mark.parametrize(
+    ("image", "packages"),
+    [
+        (
+            "tool-server",
+            (
+                "turnmill.tool_server",
+                "turnmill.sandboxes",
+                "turnmill.tools",
+                "turnmill.cli.main",
+                "turnmill.cli.tool_server",
+            ),
+        ),
+        ("operator", ("turnmill_operator",)),
+    ],
+)
+def test_an_image_has_every_package_that_its_program_imports(image, packages):
+    command = [sys.executable, "-m", "support.restricted_imports", str(ROOT / f"requirements/{image}.txt"), *packages]
+
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_installed_protobuf_is_new_enough_for_what_it_has_to_load():
     """Modules that protoc has generated refuse an older protobuf when they are imported."""
     runtime = tuple(map(int, metadata.version("protobuf").split(".")))
