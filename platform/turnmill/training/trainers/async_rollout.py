@@ -7,6 +7,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from turnmill.rollout.llm_client import EngineClient, ResumingClient
 from turnmill.training.accelerators import demands
+from turnmill.training.trainers.shared_engines import SharedEnginesMixin
 from turnmill.training.verl import placement
 from turnmill.training.verl.engines import Engines
 from turnmill.training.verl.types import Metrics, ServerManager, WeightManager
@@ -60,10 +61,8 @@ class AsyncRolloutMixin(PPOTrainer):
         self.trainer_mode = mode
 
 
-class ColocateAsync(AsyncRolloutMixin, PPOTrainerColocateAsync):
+class ColocateAsync(AsyncRolloutMixin, SharedEnginesMixin, PPOTrainerColocateAsync):
     """Overlaps rollout and learning on the same devices."""
-
-    checkpoint_manager: WeightManager
 
     def sleep_engines(self) -> None:
         """Free the memory of the engines, which share devices with the trainer; requests that run are resumed later."""
@@ -92,7 +91,7 @@ class SeparateAsync(AsyncRolloutMixin, PPOTrainerSeparateAsync):
         wanted, actor.ppo_mini_batch_size = actor.ppo_mini_batch_size, config.data.train_batch_size
         super().__init__(config)
         actor.ppo_mini_batch_size = wanted
-        placement.register_placed_replica(self.job.spec.resources.rollout.accelerator)
+        placement.register_replica(self.job.spec.resources.rollout.accelerator)
 
     def _setup(self) -> None:
         super()._setup()

@@ -4,14 +4,14 @@ from verl.trainer.ppo.v1 import PPOTrainerSync
 
 from turnmill.rollout.llm_client import SingleEngineClient
 from turnmill.rollout.verl_classes import LLMServerClient
-from turnmill.training.verl.types import ServerManager, WeightManager
+from turnmill.training.trainers.shared_engines import SharedEnginesMixin
+from turnmill.training.verl.types import ServerManager
 
 
-class Sync(PPOTrainerSync):
+class Sync(SharedEnginesMixin, PPOTrainerSync):
     """Alternates rollout and learning on the same devices."""
 
     llm_server_manager: ServerManager
-    checkpoint_manager: WeightManager
     global_steps: int
 
     def sleep_engines(self) -> None:

@@ -25,8 +25,11 @@ class PlacedPools(ResourcePoolManager):
             _restrict_to_accelerator(pool, self.accelerator)
 
 
-def register_placed_replica(accelerator: str | None) -> None:
-    """Make verl start standalone engines on machines with this accelerator, in this process from now on."""
+def register_replica(accelerator: str | None) -> None:
+    """Make verl start engines that end with their core, standalone ones on machines with this accelerator.
+
+    It holds in this process from now on.
+    """
 
     class PlacedReplica(vLLMReplica):
         def __init__(self, *args: object, **kwargs: object) -> None:

@@ -1,0 +1,61 @@
+"""Engines that share devices with the trainer: when one dies, the attempt ends at once."""
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import ray
+from ray.actor import ActorHandle
+
+from turnmill.core.errors import RunFailedError
+
+CHECK_SECONDS = 2.0
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def ended_with_engines(servers: Sequence[ActorHandle], workers: Sequence[ActorHandle]) -> Iterator[None]:
+    """End the trainer's workers when a server of an engine dies; raises RunFailedError then.
+
+    verl cannot start such an engine anew, and a worker that sends weights to one that is gone waits for ever.
+    """
+    died, over = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        if wait_for_death(servers, over):
+            died.set()
+            log.error("An engine has died, and the trainer's workers end with it")
+            for worker in workers:
+                ray.kill(worker)
+
+    threading.Thread(target=watch, daemon=True, name="engine-deaths").start()
+    try:
+        yield
+    except Exception as error:
+        if not died.is_set():
+            raise
+        raise RunFailedError(
+            "An inference engine has died, which shares devices with the trainer: its log says why. `--resume` "
+            "continues from the last checkpoint.",
+            "engines_died",
+        ) from error
+    finally:
+        over.set()
+
+
+def wait_for_death(servers: Sequence[ActorHandle], over: threading.Event) -> bool:
+    """Wait until one of the actors dies and return True, or until the event and return False."""
+    # A stopped actor answers later: it is not asked again before it has.
+    asked: list[ray.ObjectRef[object]] = []
+    while not over.wait(CHECK_SECONDS):
+        asked = asked or [server.__ray_ready__.remote() for server in servers]
+        answered, asked = ray.wait(asked, num_returns=len(asked), timeout=CHECK_SECONDS)
+        try:
+            ray.get(answered)
+        except ray.exceptions.ActorDiedError:
+            return not over.is_set()
+        except ray.exceptions.ActorUnavailableError:
+            continue
+    return False

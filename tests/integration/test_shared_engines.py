@@ -1,0 +1,79 @@
+"""The end of a training whose engines share devices with the trainer and die, with actors of a real Ray."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import ray
+
+from turnmill.core.errors import RunFailedError
+from turnmill.training.verl.shared_engines import ended_with_engines
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@ray.remote(num_cpus=0)
+class Engine:
+    """An engine that has nothing to do."""
+
+
+@ray.remote(num_cpus=0)
+class Worker:
+    """A worker of the trainer."""
+
+    def send_weights(self) -> None:
+        """Wait for a reader that is gone."""
+        threading.Event().wait()
+
+    def learn(self) -> str:
+        """Return at once."""
+        return "learned"
+
+
+def sync_weights(engines, worker) -> None:
+    with ended_with_engines(engines, [worker]):
+        sending = worker.send_weights.remote()
+        ray.kill(engines[1])
+        ray.get(sending, timeout=120)
+
+
+def fail(worker) -> None:
+    with ended_with_engines([Engine.remote()], [worker]):
+        assert ray.get(worker.learn.remote()) == "learned"
+        raise ZeroDivisionError
+
+
+def test_weights_that_wait_for_a_dead_engine_end_the_attempt():
+    engines, worker = [Engine.remote(), Engine.remote()], Worker.remote()
+
+    with pytest.raises(RunFailedError, match="engine has died") as raised:
+        sync_weights(engines, worker)
+
+    assert raised.value.cause == "engines_died"
+
+
+def test_workers_whose_engines_live_are_left_alone():
+    worker = Worker.remote()
+
+    with pytest.raises(ZeroDivisionError):
+        fail(worker)
+
+    assert ray.get(worker.learn.remote()) == "learned"
+
+
+def test_engines_that_end_after_the_training_end_nothing(monkeypatch):
+    monkeypatch.setattr("turnmill.training.verl.shared_engines.CHECK_SECONDS", 0.1)
+    engine, worker = Engine.remote(), Worker.remote()
+
+    with ended_with_engines([engine], [worker]):
+        (watch,) = [thread for thread in threading.enumerate() if thread.name == "engine-deaths"]
+    ray.kill(engine)
+    watch.join(timeout=120)
+
+    assert not watch.is_alive()
+    assert ray.get(worker.learn.remote()) == "learned"
