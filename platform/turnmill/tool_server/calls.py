@@ -214,7 +214,9 @@ class CallExecutor:
         self, call: ResolvedCall, tool: Tool, state: State, measurement: "_Measurement"
     ) -> tuple[CallResult, Change | None]:
         action = call.action
-        tool_call = ToolCall(action.trajectory_id, action.text, call.parsed, action.extra, state)
+        tool_call = ToolCall(
+            action.trajectory_id, action.text, call.parsed, action.extra, state, action.key.idempotency_key
+        )
         try:
             with self._metrics.run_seconds.labels(tool.name).time(), measure_waiting() as waiting:
                 tool_result = await _call_with_retry(tool, tool_call)

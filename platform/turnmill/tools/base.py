@@ -37,6 +37,12 @@ class ToolCall:
     state: State
     """State of the tool for this trajectory: bytes by name, as earlier calls wrote it; empty for a stateless tool."""
 
+    idempotency_key: str | None = None
+    """The same text each time the call is executed, for services that refuse to do a thing twice; None without an id.
+
+    A call whose server ended before its result was recorded is executed again.
+    """
+
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:

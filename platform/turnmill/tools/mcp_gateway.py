@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 Transport = Literal["sse", "http"]
 
+IDEMPOTENCY_KEY = "turnmill.dev/idempotency-key"
+"""Where the key of a call stands in `_meta` of its request."""
+
 
 class McpGateway:
     """Opens a session for each call, so that any replica can make the next call."""
@@ -48,10 +51,11 @@ class McpGateway:
                 return {}
             return {str(resource.uri): resource.description or "" for resource in listed.resources}
 
-    async def call(self, server: str, tool: str, arguments: Mapping[str, object]) -> str:
-        """Call a tool and return the text of its result."""
+    async def call(self, server: str, tool: str, arguments: Mapping[str, object], key: str | None = None) -> str:
+        """Call a tool and return the text of its result; the server finds the key under `_meta` of the request."""
+        meta = None if key is None else {IDEMPOTENCY_KEY: key}
         async with self._session(server) as session:
-            return _text(await session.call_tool(tool, dict(arguments)))
+            return _text(await session.call_tool(tool, dict(arguments), meta=meta))
 
     @asynccontextmanager
     async def _session(self, server: str) -> AsyncIterator[Any]:

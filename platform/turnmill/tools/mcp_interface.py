@@ -83,7 +83,7 @@ class McpInterface(Tool):
         server = wanted.server or ""
         try:
             server = await self._resolve(wanted, call.extra)
-            text = await self._answer(wanted, server)
+            text = await self._answer(wanted, server, call.idempotency_key)
         except _NotResolvedError as error:
             return ToolResult(_wrap(str(error)), done=True, valid=False)
         except Exception as error:
@@ -122,7 +122,7 @@ class McpInterface(Tool):
             return False
         return server not in (*_allowed(extra.get("mcp_servers")), self._default_server, *self._gateway.servers())
 
-    async def _answer(self, wanted: McpCall, server: str) -> str:
+    async def _answer(self, wanted: McpCall, server: str, key: str | None) -> str:
         if wanted.name == "mcp.list_tools":
             return _listing("Available tools:", await self._gateway.tools(server))
         if wanted.name == "mcp.list_resources":
@@ -132,7 +132,7 @@ class McpInterface(Tool):
         await self._gateway.tools(server)
         if not isinstance(wanted.arguments, dict):
             return json.dumps({"error": "arguments must be an object", "server": server, "tool": wanted.name})
-        return await self._gateway.call(server, wanted.name, wanted.arguments)
+        return await self._gateway.call(server, wanted.name, wanted.arguments, key)
 
     def _explain(self, error: Exception, wanted: McpCall, server: str) -> str:
         """Return a server's error for the agent; raises ToolFailedError if the server cannot be reached."""

@@ -41,6 +41,14 @@ class CallKey:
     after: str = field(default="", compare=False)
     """Version that the trajectory has seen last, which the store must still have; empty if it is not compared."""
 
+    @property
+    def idempotency_key(self) -> str | None:
+        """Text of 32 characters that tells the call and its action from all others; None for a call without an id."""
+        if self.call_id is None:
+            return None
+        parts = f"{len(self.trajectory_id)} {self.trajectory_id} {self.call_id} {self.digest}"
+        return action_digest(parts)
+
 
 def action_digest(action: str) -> str:
     """Return the first 128 bits of an action's SHA-256, in hexadecimal digits."""

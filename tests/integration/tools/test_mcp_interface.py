@@ -9,12 +9,13 @@ from contextlib import asynccontextmanager
 import pytest
 import pytest_asyncio
 import uvicorn
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Context, MCPServer
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from turnmill.core.errors import ToolFailedError
 from turnmill.testing.tool_calls import Dialogue, make_tool
+from turnmill.tools.base import ToolCall
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -52,6 +53,11 @@ def weather() -> MCPServer:
     def forecast(city: str) -> str:
         """Returns the weather."""
         return f"{city}: fine"
+
+    @server.tool()
+    def meta(context: Context) -> str:
+        """Returns what came with the request."""
+        return json.dumps(context.request_context.meta)
 
     @server.tool()
     def add(place: str) -> str:
@@ -99,6 +105,15 @@ def wrapped(text: str) -> str:
 async def test_a_tool_is_called_and_its_text_is_the_observation(dialogue: Dialogue):
     assert await dialogue.say(call("add", "calculator", a=1, b=2)) == wrapped("1 + 2 = 3")
     assert (dialogue.result.done, dialogue.result.valid) == (False, True)
+
+
+async def test_a_server_gets_the_key_of_a_call_to_know_a_repeat_by(dialogue: Dialogue):
+    action = call("meta")
+    parsed = dialogue.tool.parse(action)
+
+    result = await dialogue.tool.call(ToolCall("t", action, parsed, {"mcp_servers": ["weather"]}, {}, "a key"))
+
+    assert result.observation == wrapped(json.dumps({"turnmill.dev/idempotency-key": "a key"}))
 
 
 async def test_a_call_need_not_name_the_only_allowed_server(dialogue: Dialogue):

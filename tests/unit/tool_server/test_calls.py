@@ -9,7 +9,7 @@ from turnmill.observability.tool_metrics import ToolMetrics
 from turnmill.tool_server.call_result import CallResult
 from turnmill.tool_server.calls import Action, CallExecutor
 from turnmill.tool_server.tool_set import ToolSet
-from turnmill.tools.base import Tool, ToolContext
+from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from turnmill.trajectories.base import CallKey
 
 
@@ -108,6 +108,51 @@ async def test_a_repeat_gets_the_recorded_answer_and_changes_nothing():
     assert again == first
     assert await server.observations(action("count", call_id="2")) == ["2"]
     assert server.value("turnmill_tool_replays_total", tool="count") == 1
+
+
+class Keys(Echo):
+    """Answers with the key of its call, and fails at first."""
+
+    failures = 1
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        self.seen = [*getattr(self, "seen", []), call.idempotency_key]
+        if len(self.seen) <= self.failures:
+            raise ToolFailedError("not yet")
+        return ToolResult(str(call.idempotency_key))
+
+
+async def test_a_call_that_is_executed_again_has_the_key_that_it_had():
+    tool = Keys(tool_context())
+    store = MemoryStore()
+
+    await Server(tool, store=store).execute(action("echo a", call_id="1"))
+    await Server(tool, store=store).execute(action("echo a", call_id="1"))
+
+    first, *repeats = tool.seen
+    assert len(first) == 32
+    assert set(repeats) == {first}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [action("echo a", call_id="2"), action("echo b", call_id="1"), action("echo a", "u", call_id="1")],
+    ids=["call", "action", "trajectory"],
+)
+async def test_another_call_has_another_key(other):
+    tool = Keys(tool_context())
+    tool.failures = 0
+
+    keys = [*await Server(tool).observations(action("echo a", call_id="1")), *await Server(tool).observations(other)]
+
+    assert len(set(keys)) == 2
+
+
+async def test_a_call_without_call_id_has_no_key():
+    tool = Keys(tool_context())
+    tool.failures = 0
+
+    assert await Server(tool).observations(action("echo a")) == ["None"]
 
 
 async def test_a_repeat_on_another_server_gets_the_recorded_answer():
