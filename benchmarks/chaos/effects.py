@@ -18,8 +18,8 @@ def reward_of(text: str) -> float:
     return int(hashlib.blake2b(text.encode(), digest_size=8).hexdigest(), 16) % 1000 / 999
 
 
-def take_effect(trajectory: str, call: int) -> None:
-    """Note a call's effect, which cannot be undone."""
-    line = json.dumps({"trajectory": trajectory, "call": call})
+def take_effect(trajectory: str, call: int, key: str) -> None:
+    """Note a call's effect, which cannot be undone, as it would be asked of a service that knows idempotency keys."""
+    line = json.dumps({"trajectory": trajectory, "call": call, "key": key})
     with Path(os.environ[EFFECTS_VARIABLE]).open("a") as file:
         file.write(f"{line}\n")

@@ -81,7 +81,7 @@ class Run:
             first_effect=self.first_effect,
             steps=self.steps,
             faults=self.injected,
-            effects=[(self.system.name_of(line["trajectory"]), line["call"]) for line in lines],
+            effects=[(self.system.name_of(line["trajectory"]), line["call"], line["key"]) for line in lines],
             played=self.system.played(self.folder),
             note="" if code == 0 else self._last_words(),
         )

@@ -2,7 +2,7 @@
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,8 +38,8 @@ class Record:
     faults: Sequence[float]
     """When the fault was injected."""
 
-    effects: Sequence[tuple[str, int]]
-    """Trajectory and number of each call that took effect."""
+    effects: Sequence[tuple[str, int, str]]
+    """Trajectory, number and idempotency key of each execution of a call that came as far as its effect."""
 
     played: Mapping[str, Played]
     note: str = ""
@@ -49,7 +49,7 @@ class Record:
     def from_json(cls, data: Mapping[str, Any]) -> "Record":
         """Return a record that was written as JSON."""
         played = {name: Played(**each) for name, each in data["played"].items()}
-        effects = [(trajectory, call) for trajectory, call in data["effects"]]
+        effects = [(trajectory, call, key) for trajectory, call, key in data["effects"]]
         return cls(**{**data, "played": played, "effects": effects})
 
 
@@ -60,7 +60,12 @@ class Measured:
     outcome: str
     steps: int
     turns_lost: int
+    calls_repeated: int
+    """Executions of a call that had been executed before."""
+
     effects_repeated: int
+    """Those of them that a service which knows idempotency keys could not tell from another call."""
+
     rewards_faked: int
     left_out: int
     """Trajectories from which nothing was learned."""
@@ -84,7 +89,8 @@ def measure(record: Record, undisturbed: Record, *, steps: int, hang_seconds: fl
         outcome=outcome(record, steps, hang_seconds),
         steps=len(record.steps),
         turns_lost=len(record.effects) - len(learned_calls(record)),
-        effects_repeated=effects_repeated(record.effects),
+        calls_repeated=repeated(record.effects),
+        effects_repeated=repeated(dict.fromkeys(record.effects)),
         rewards_faked=len(faked(record.played, undisturbed.played)),
         left_out=sum(not each.learned for each in record.played.values()),
         advantage_change=advantage_change(record.played, undisturbed.played),
@@ -106,12 +112,12 @@ def outcome(record: Record, steps: int, hang_seconds: float) -> str:
 
 def learned_calls(record: Record) -> set[tuple[str, int]]:
     """Return the calls, each once, of trajectories that the run learned from."""
-    return {(name, call) for name, call in record.effects if name in record.played and record.played[name].learned}
+    return {(name, call) for name, call, _ in record.effects if name in record.played and record.played[name].learned}
 
 
-def effects_repeated(effects: Sequence[tuple[str, int]]) -> int:
-    """Return how many effects are of a call that had taken effect before."""
-    return sum(count - 1 for count in Counter(effects).values())
+def repeated(effects: Iterable[tuple[str, int, str]]) -> int:
+    """Return how many executions are of a call that had been executed before."""
+    return sum(count - 1 for count in Counter((name, call) for name, call, _ in effects).values())
 
 
 def faked(played: Mapping[str, Played], undisturbed: Mapping[str, Played]) -> list[str]:

@@ -39,7 +39,9 @@ make chaos
   from that of the undisturbed run has been changed by the fault. The reward is a hash of all that was said.
 - **The moment** of a fault follows from its name and the seed. It lies between the first call of a tool and
   {LAST:.0%} of an undisturbed training. A run that is faster, and over by then, is repeated with half of that.
-- **An effect that cannot be undone**: each call of the tool adds a line to a file half way through its 0.4 s.
+- **An effect that cannot be undone**: each call of the tool adds a line to a file half way through its 0.4 s, with the
+  key by which a service could tell that it has done this before: turnmill's `ToolCall.idempotency_key`, the
+  `request_id` of plain verl's agent loop with the number of the call, verifiers' `trajectory_id` with that number.
 - **Namespaces**: each run has processes, mounts, network and IPC of its own, and a file system of 400 MB in memory
   for its files. Faults reach nothing else.
 - **Hung** is a run without a call, and without a step, for 300 s after its fault. It is ended then. A run
@@ -69,7 +71,8 @@ Systems start again {RETRIES} times at most:
 | --- | --- |
 | result | `ended` with all steps, `gave up` with an error, or `hung` |
 | turns lost | calls that took effect, less those of trajectories that were learned from, each once |
-| effects repeated | calls that took effect again |
+| calls repeated | calls that were executed again as far as their effect |
+| effects repeated | those of them with a new idempotency key, which no service can tell from new calls |
 | rewards faked | trajectories that were learned from with another reward than in the undisturbed run |
 | left out | trajectories that failed, and from which nothing was learned |
 | advantage | largest difference of an untouched trajectory's advantage from that in its group without touched ones |
@@ -92,8 +95,8 @@ LIMITS = """\
 - That an environment's process dies is not in the list: this task has none
   (`tests/integration/test_environment_process.py` has, for turnmill).
 - An effect outside of a store, such as the line in the file, cannot be made to happen exactly once by any system that
-  repeats calls: if a tool server is killed between the effect and the record of it, the call is repeated. What
-  turnmill keeps in its store takes effect once.
+  repeats calls: if a tool server is killed between the effect and the record of it, the call is repeated. A key helps
+  where the service that is called knows such keys. What turnmill keeps in its store takes effect once.
 - The advantages of plain verl are computed from the rewards that it writes down (`trainer.rollout_data_dir`);
   turnmill's are those that its trainer wrote.
 - One seed per fault is a sample. Rows with more seeds have a line each.
@@ -113,8 +116,8 @@ with their rewards. It is named in `MODULES` of the same file. Its tool calls `c
 NOT_RUN = """\
 SkyRL, rLLM, prime-rl and others have no module: none of them was tried."""
 
-HEADER = ("fault", "seed", "result", "steps", "turns lost", "effects repeated", "rewards faked", "left out",
-          "advantage", "recover s", "ETTR", "at s", "commit")  # fmt: skip
+HEADER = ("fault", "seed", "result", "steps", "turns lost", "calls repeated", "effects repeated", "rewards faked",
+          "left out", "advantage", "recover s", "ETTR", "at s", "commit")  # fmt: skip
 
 
 def write() -> None:
@@ -160,7 +163,7 @@ def _section(system: str, results: Sequence[Result]) -> str:
 def row(result: Result) -> list[str]:
     """Return the cells of a result."""
     recover = "" if result.recover_seconds is None else f"{result.recover_seconds:.1f}"
-    figures = (result.turns_lost, result.effects_repeated, result.rewards_faked, result.left_out)
+    figures = (result.turns_lost, result.calls_repeated, result.effects_repeated, result.rewards_faked, result.left_out)
     return [
         result.fault, str(result.seed), _result(result), f"{result.steps}", *map(str, figures),
         f"{result.advantage_change:.1g}", recover, f"{result.ettr:.0%}",
@@ -178,7 +181,11 @@ def _summary(results: Sequence[Result]) -> str:
     words = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     faked = sum(r.rewards_faked for r in results)
     repeated = sum(r.effects_repeated for r in results)
-    return f"Runs with a fault: {len(results)}, of which {words}. Rewards faked: {faked}; effects repeated: {repeated}."
+    again = sum(r.calls_repeated for r in results)
+    return (
+        f"Runs with a fault: {len(results)}, of which {words}. Rewards faked: {faked}; calls repeated: {again}; "
+        f"effects repeated: {repeated}."
+    )
 
 
 def _faults() -> str:

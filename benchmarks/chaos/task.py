@@ -29,7 +29,7 @@ class Counter(Tool):
         """Count."""
         number = int(call.state.get("number", b"0")) + 1
         await asyncio.sleep(TOOL_SECONDS / 2)
-        take_effect(call.trajectory_id, number)
+        take_effect(call.trajectory_id, number, str(call.idempotency_key))
         await asyncio.sleep(TOOL_SECONDS / 2)
         return ToolResult(str(number), change=Change(written={"number": str(number).encode()}))
 

@@ -9,9 +9,9 @@ CALL_SECONDS, RETRIES, RETRY_SECONDS = 30.0, 20, 0.5
 """The time is that of turnmill's `toolCallTimeout`; it retries five times by default, with longer waits."""
 
 
-async def call_tool(url: str, trajectory: str, number: int) -> str:
+async def call_tool(url: str, trajectory: str, number: int, key: str) -> str:
     """Call, again after an error, and raise the last one, or TimeoutError."""
-    body = {"trajectory": trajectory, "call": number}
+    body = {"trajectory": trajectory, "call": number, "key": key}
     async with asyncio.timeout(CALL_SECONDS), aiohttp.ClientSession() as session:
         for left in reversed(range(RETRIES + 1)):
             try:

@@ -1,4 +1,4 @@
-"""The tool server of plain verl: `POST /` with `trajectory` and `call` takes effect and returns the number.
+"""The tool server of plain verl: `POST /` with `trajectory`, `call` and `key` takes effect and returns the number.
 
 It keeps nothing, so that one that is started again continues the work.
 """
@@ -14,7 +14,7 @@ async def answer(request: web.Request) -> web.Response:
     """Take effect."""
     fields = await request.json()
     await asyncio.sleep(TOOL_SECONDS / 2)
-    take_effect(fields["trajectory"], fields["call"])
+    take_effect(fields["trajectory"], fields["call"], fields["key"])
     await asyncio.sleep(TOOL_SECONDS / 2)
     return web.json_response({"text": str(fields["call"])})
 

@@ -43,7 +43,10 @@ class Count(BaseTool):  # type: ignore[misc]
     ) -> tuple[Any, float, dict[str, Any]]:
         """Call it; what this raises, verl's loop turns into a text for the policy."""
         agent = kwargs["agent_data"]
-        text = await call_tool(os.environ[TOOLS_VARIABLE], agent.tools_kwargs["trajectory"], agent.user_turns + 1)
+        number = agent.user_turns + 1
+        text = await call_tool(
+            os.environ[TOOLS_VARIABLE], agent.tools_kwargs["trajectory"], number, f"{agent.request_id} {number}"
+        )
         return ToolResponse(text=text), 0.0, {}
 
 

@@ -73,14 +73,14 @@ def test_recovery_ends_with_the_next_step(chaos):
 
 def test_a_call_is_lost_with_its_trajectory_and_repeated_if_it_takes_effect_twice(chaos):
     played = {"a-0": chaos.measures.Played(0.5), "a-1": chaos.measures.Played(0.5, learned=False)}
-    effects = [("a-0", 1), ("a-0", 2), ("a-0", 2), ("a-1", 1), ("b-0", 1)]
+    effects = [("a-0", 1, "k"), ("a-0", 2, "l"), ("a-0", 2, "l"), ("a-0", 2, "m"), ("a-1", 1, "n"), ("b-0", 1, "o")]
 
     run = record(chaos, effects=effects, played=played)
     measured = chaos.measures.measure(run, record(chaos), steps=4, hang_seconds=300)
 
-    # One of a-0 that was made again, that of a trajectory without a part in learning, that of one never finished.
-    assert measured.turns_lost == 3
-    assert measured.effects_repeated == 1
+    # Two of a-0 that were made again, that of a trajectory without a part in learning, that of one never finished.
+    assert measured.turns_lost == 4
+    assert (measured.calls_repeated, measured.effects_repeated) == (2, 1)
     assert measured.left_out == 1
 
 
@@ -109,8 +109,8 @@ def test_the_trajectory_of_a_call_is_found_in_either_request(chaos):
 def test_the_page_has_each_run_and_marks_what_did_not_end(chaos):
     fields = {
         "commit": "abc", "date": "2026-01-01", "version": "1", "seed": 0, "steps": 8, "turns_lost": 0,
-        "effects_repeated": 0, "rewards_faked": 3, "left_out": 0, "advantage_change": 0.0, "step_seconds": 4.0,
-        "ettr": 0.5, "seconds": 60.0, "recover_seconds": None, "moments": [], "note": "",
+        "calls_repeated": 0, "effects_repeated": 0, "rewards_faked": 3, "left_out": 0, "advantage_change": 0.0,
+        "step_seconds": 4.0, "ettr": 0.5, "seconds": 60.0, "recover_seconds": None, "moments": [], "note": "",
     }  # fmt: skip
     rows = [
         chaos.result.Result(system=system, fault=fault, outcome=outcome, **fields)
@@ -121,6 +121,6 @@ def test_the_page_has_each_run_and_marks_what_did_not_end(chaos):
 
     text = chaos.page.page(rows)
 
-    assert "| kill engine | 0 | **hung** | 8 | 0 | 0 | 3 | 0 | 0 |  | 50% | never | `abc` |" in text
-    assert "Runs with a fault: 1, of which 1 hung. Rewards faked: 3" in text
+    assert "| kill engine | 0 | **hung** | 8 | 0 | 0 | 0 | 3 | 0 | 0 |  | 50% | never | `abc` |" in text
+    assert "Runs with a fault: 1, of which 1 hung. Rewards faked: 3; calls repeated: 0; effects repeated: 0." in text
     assert text.index("## turnmill") < text.index("## plain verl")
