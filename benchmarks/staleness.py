@@ -1,8 +1,11 @@
 """Trains with stale rows from a perturbed engine, with and without off-policy correction, over several seeds.
 
-.venv/bin/python benchmarks/staleness.py --seeds 0 1 2 --levels none token
+PYTHONPATH=tests .venv/bin/python benchmarks/staleness.py --seeds 0 1 2 --levels none sequence
 
-Rollout is as many steps ahead as `--staleness`, and the engine's weights have noise (`support.perturbed_engine`).
+Rollout is as many steps ahead as `--staleness`, and the engine draws every tenth token from the whole vocabulary
+(`support.perturbed_engine`). The task (`support.tasks.Guesses`) rewards a quarter of all guesses, and each call of a
+tool that is written without a fault: which of them pays differs between the engine's policy and the trainer's.
+Validations take the most probable tokens, which the perturbation leaves as they are.
 """
 
 import argparse
@@ -34,6 +37,11 @@ def main() -> None:
                 f"training.seed={seed}",
                 f"algorithm.rolloutCorrection.importanceSampling={level}",
                 f"verl={{{EXTENSION}: support.perturbed_engine.PerturbedWorker}}",
+                "environment.name=support.tasks:Guesses",
+                "algorithm.actorLearningRate=1e-3",
+                "algorithm.rolloutCorrection.threshold=8",
+                "training.steps=30",
+                "training.validation.temperature=0",
                 *options.settings,
             ]
             arguments = [argument for each in settings for argument in ("--set", each)]

@@ -50,7 +50,7 @@ class Turnmill:
     name = "turnmill"
     parts: Mapping[str, str] = {
         "trainer": r"ray::TurnTaskRunner",
-        "engine": r"ray::vLLM\w*Server",
+        "engine": r"ray::EngineServer",
         "engine core": r"fork_server\.server",
         "agent loop": r"ray::\w*LoopWorker",
         "tool server": r"cli\.main tool-server",

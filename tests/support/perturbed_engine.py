@@ -1,4 +1,4 @@
-"""An engine whose weights differ from the trainer's, as a stand-in for other kernels and number formats."""
+"""An engine with another distribution than the trainer's, as a stand-in for faulty kernels and number formats."""
 
 from typing import Any
 
@@ -6,20 +6,27 @@ import torch
 
 from turnmill.training.verl.cpu.vllm_worker import CpuWorkerExtension
 
-RELATIVE_NOISE = 0.1
-"""Standard deviation of the noise on a weight matrix, as a share of that of the matrix."""
+SHARE = 0.1
+"""Share of tokens that are drawn from the whole vocabulary instead of by the model."""
 
 
 class PerturbedWorker(CpuWorkerExtension):
-    """Adds the same noise to the weights of every sync; a job names it as vLLM's `worker_extension_cls`."""
+    """Mixes every distribution with the uniform one; a job names it as vLLM's `worker_extension_cls`.
+
+    The log-probs that the engine reports are those of the mixture. The most probable token stays the same.
+    """
 
     def _update_weights(self, weights: list[tuple[str, torch.Tensor]], *arguments: Any, **named: Any) -> None:
-        generator = torch.Generator().manual_seed(0)
-        super()._update_weights([(name, _perturbed(x, generator)) for name, x in weights], *arguments, **named)
+        super()._update_weights(weights, *arguments, **named)
+        model = self.model_runner.model
+        if "compute_logits" not in vars(model):
+            compute = model.compute_logits
+            model.compute_logits = lambda *args, **kwargs: mixed(compute(*args, **kwargs))
 
 
-def _perturbed(weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    if weight.dim() < 2:
-        return weight
-    noise = torch.randn(weight.shape, generator=generator, dtype=torch.float32) * weight.float().std()
-    return (weight.float() + RELATIVE_NOISE * noise).to(weight.dtype)
+def mixed(logits: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the logits, shape (tokens, vocabulary), of the mixture; None on ranks that compute none."""
+    if logits is None:
+        return None
+    chances = logits.float().softmax(-1)
+    return ((1 - SHARE) * chances + SHARE / logits.shape[-1]).log().to(logits.dtype)

@@ -26,3 +26,19 @@ class EverySecond(Arithmetic):
         """Return 1, then 0, then 1 again."""
         type(self).num_rewarded += 1
         return float(self.num_rewarded % 2)
+
+
+class Guesses(Arithmetic):
+    """Arithmetic in which an answer without the tool counts as correct in a quarter of the cases, whatever it says.
+
+    A call of the tool is the better choice for those who write its ten tokens without a fault, and the worse one if
+    every tenth token is wrong.
+    """
+
+    name: ClassVar[str] = "support.tasks:Guesses"
+
+    def reward(self, task: Task, answer: Answer) -> float:
+        """Return 1 for the correct number, or for luck, else 0."""
+        if "<result>" in answer.whole or not answer.last.startswith("answer:"):
+            return super().reward(task, answer)
+        return float(stable_hash(task.truth, answer.last) % 4 == 0)
