@@ -16,10 +16,13 @@ class PerturbedWorker(CpuWorkerExtension):
     The log-probs that the engine reports are those of the mixture. The most probable token stays the same.
     """
 
+    is_mixed = False
+
     def _update_weights(self, weights: list[tuple[str, torch.Tensor]], *arguments: Any, **named: Any) -> None:
         super()._update_weights(weights, *arguments, **named)
-        model = self.model_runner.model
-        if "compute_logits" not in vars(model):
+        if not self.is_mixed:
+            self.is_mixed = True
+            model = self.model_runner.model
             compute = model.compute_logits
             model.compute_logits = lambda *args, **kwargs: mixed(compute(*args, **kwargs))
 
