@@ -141,6 +141,8 @@ async def test_a_programs_conversation_is_one_row_with_its_reward(begin: Begin):
     assert metrics["traj_actions_length"] == len("one" + "two" + "three") + 3
     # What the program added, in its turn of the chat: both have eight characters with their tags.
     assert metrics["traj_obs_length"] == len(row.response) - metrics["traj_actions_length"]
+    # The mean of the three responses.
+    assert metrics["per_action_length"] == metrics["traj_actions_length"] / 3
     records = list(TrajectoryLog(loop.folder).read_turns(validation=False))
     assert [record.response for record in records] == [f"one{END}", f"two{END}", f"three{END}"]
     assert [record.done for record in records] == [False, False, True]
