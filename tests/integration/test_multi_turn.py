@@ -312,13 +312,14 @@ async def test_a_response_at_the_length_limit_is_cut_off_unless_it_ends_with_the
     assert (summary_of(row).stop_reason, harness.logged()[-1].stop_detail) == end
 
 
-async def test_a_call_at_the_length_limit_ends_the_trajectory(new_harness: Make):
-    response = call("later", text="on") + END
+async def test_a_call_at_the_length_limit_ends_the_trajectory_and_is_not_made(new_harness: Make):
+    response = call("weigh", weight=3) + END
     harness = new_harness([response], maxResponseLength=len(TOKENIZER.encode(response, add_special_tokens=False)))
 
     (row,) = await harness.play()
 
-    assert summary_of(row).stop_reason == "max_tokens"
+    assert (summary_of(row).stop_reason, harness.logged()[-1].stop_detail) == ("max_tokens", "max_response_length")
+    assert Scales.calls == []
 
 
 # ---- tokens ----

@@ -54,6 +54,18 @@ def test_a_context_that_is_replaced_begins_anew() -> None:
     assert played.context_text(len(other) + 3) is None
 
 
+def test_a_loop_may_go_on_with_a_copy_of_the_list() -> None:
+    played, context = episode(), [1, 2, 3]
+    respond(played, context, [10])
+    context += [10]
+    played.extended_in_place(context)
+    copied = [*context]
+    respond(played, copied, [11])
+    respond(played, [*copied, 11, 21], [12])
+
+    assert [each.new_ids for each in played.generations] == [(1, 2, 3), (), (21,)]
+
+
 def test_a_list_that_has_more_than_the_response_is_compared() -> None:
     played, context = episode(), [1, 2, 3]
     respond(played, context, [10])
