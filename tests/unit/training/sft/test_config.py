@@ -39,11 +39,11 @@ def test_every_setting_of_the_job_is_one_that_verl_has(device: str):
 
 
 def test_settings_of_verl_override_those_of_the_job_and_unknown_ones_are_refused():
-    job = parsed(verl={"optim.lr": 0.5, "optim.lr_warmup_steps_ratio": 0.1})
+    job = parsed(verl={"optim.lr": 0.5, "optim": {"lr_warmup_steps_ratio": 0.1}})
 
-    config = build_sft_config(job, model=MODEL, device="cpu", steps=1)
+    config = build_sft_config(job, model=MODEL, device="cpu", steps=3)
 
-    assert (config.optim.lr, config.optim.lr_warmup_steps_ratio) == (0.5, 0.1)
+    assert (config.optim.lr, config.optim.lr_warmup_steps_ratio, config.optim.total_training_steps) == (0.5, 0.1, 3)
     with pytest.raises(SettingsError, match="no setting of verl's engine for fine-tuning"):
         build_sft_config(parsed(verl={"data.max_length": 3}), model=MODEL, device="cpu", steps=1)
 
@@ -56,11 +56,17 @@ def test_a_micro_batch_has_room_for_the_longest_row():
     assert micro_batch_tokens(long, "cuda") == 25_000
 
 
-def test_sequence_parallelism_without_flash_attention_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("turnmill.training.verl.attention.find_spec", lambda _: None)
+def test_sequence_parallelism_on_gpus_needs_flash_attention(monkeypatch: pytest.MonkeyPatch):
+    job = parsed(resources__train={"sequenceParallel": 2})
+    installed = "turnmill.training.verl.attention.find_spec"
 
+    monkeypatch.setattr(installed, lambda _: None)
     with pytest.raises(SettingsError, match="needs flash attention"):
-        build_sft_config(parsed(resources__train={"sequenceParallel": 2}), model=MODEL, device="cuda", steps=1)
+        build_sft_config(job, model=MODEL, device="cuda", steps=1)
+    assert build_sft_config(job, model=MODEL, device="cpu", steps=1).engine.ulysses_sequence_parallel_size == 1
+
+    monkeypatch.setattr(installed, lambda name: name)
+    assert build_sft_config(job, model=MODEL, device="cuda", steps=1).engine.ulysses_sequence_parallel_size == 2
 
 
 def test_a_fine_tuning_before_the_training_is_a_job_of_its_own():
