@@ -1,4 +1,5 @@
 import random
+from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -35,11 +36,32 @@ def test_a_tokenizer_whose_class_decodes_otherwise_is_asked() -> None:
     assert text_decoder(tokenizer)(ids) == "QUIET"
 
 
-def test_a_tokenizer_that_cuts_texts_cuts_no_observation() -> None:
-    # transformers leaves the limits of its last call in the tokenizer.
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"truncation": True, "max_length": 2},
+        {"padding": "max_length", "max_length": 30},
+        {"split_special_tokens": True},
+    ],
+)
+def test_what_a_tokenizer_was_last_asked_for_changes_no_observation(asked: dict[str, Any]) -> None:
+    # transformers leaves the settings of its last call in the tokenizer.
     tokenizer = merged_bytes(("a text",), vocabulary=300)
-    encode = text_encoder(tokenizer)
-    tokenizer("a long text", truncation=True, max_length=2)
+    tokenizer.pad_token = tokenizer.eos_token
+    text = "a long text<|im_end|>"
+    expected, encode = tokenizer.encode(text, add_special_tokens=False), text_encoder(tokenizer)
+    changed = tokenizer(text, **asked).input_ids
 
-    assert encode("a long text") == tokenizer.encode("a long text", add_special_tokens=False)
-    assert len(encode("a long text")) > 2
+    assert encode(text) == expected
+    assert len(expected) > 2
+    assert changed != expected
+
+
+def test_a_tokenizer_that_cleans_texts_up_is_asked() -> None:
+    tokenizer = merged_bytes(("a text",), vocabulary=300)
+    ids = tokenizer.encode("a text .", add_special_tokens=False)
+    plain = text_decoder(tokenizer)(ids)
+    tokenizer.clean_up_tokenization_spaces = True
+    tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
+
+    assert (plain, text_decoder(tokenizer)(ids)) == ("a text .", "a text.")
