@@ -28,6 +28,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("model"))
 
 
+def write(file: Path, answers: Sequence[str]) -> Path:
+    rows = [{"messages": [{"role": "assistant", "content": answer}]} for answer in answers]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
 class Run:
     """A run that learns five answers."""
 
@@ -35,8 +41,7 @@ class Run:
         self.folder, self.data = folder, folder.path / "data.jsonl"
         self._model, self._monkeypatch = model, monkeypatch
         folder.create()
-        rows = [{"messages": [{"role": "assistant", "content": answer}]} for answer in (*ANSWERS, TOO_LONG)]
-        self.data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write(self.data, (*ANSWERS, TOO_LONG))
 
     def trainer(self, workers: IdleWorkers, **changes: Any) -> SftTrainer:
         """Begin an attempt with these workers."""
@@ -110,11 +115,13 @@ def test_the_loss_of_a_validation_is_that_of_a_mean_token(run: Run):
     losses = [0.5, 2.0, 4.0]
     workers = IdleWorkers(validation_losses=losses * 2)
 
-    run.trainer(workers, algorithm__validationData=str(run.data), training__steps=1).fit()
+    begun = run.trainer(workers, algorithm__validationData=str(run.data), training__steps=1)
+    begun.fit()
 
     # The last batch is filled with a row that is not learned.
     assert [len(ids(batch)) for batch in workers.validated] == [2] * 6
     counts = num_learned(workers.validated[:3])
+    assert sum(counts) == sum(sum(row.mask) for row in begun.validation_rows.kept)
     assert num_learned(workers.validated[3:]) == counts
     assert len(set(counts)) > 1
     mean = sum(count * loss for count, loss in zip(counts, losses, strict=True)) / sum(counts)
@@ -129,16 +136,17 @@ def test_a_run_ends_after_its_epochs_or_its_steps(run: Run, epochs: int | None, 
 
 
 def test_workers_have_as_many_rows_each_and_about_as_many_tokens(run: Run):
-    workers = IdleWorkers(number=2)
-    begun = run.trainer(workers, algorithm__batchSize=4, training__steps=1)
-    begun.fit()
+    answers, workers = [" 1" * number for number in (12, 5, 2, 1)], IdleWorkers(number=2)
+    data = write(run.folder.path / "uneven.jsonl", answers)
 
-    (batch,) = workers.trained
-    lengths = [len(row) for row in ids(batch)]
-    short, long = sorted((sum(lengths[:2]), sum(lengths[2:])))
-    assert tu.get(batch, "global_token_num") == lengths
-    assert long - short <= max(lengths) - min(lengths)
-    assert [row.tolist() for row in batch["position_ids"].unbind()] == [list(range(length)) for length in lengths]
+    run.trainer(workers, algorithm__data=str(data), algorithm__batchSize=4, training__steps=4).fit()
+
+    for batch in workers.trained:
+        lengths = [len(row) for row in ids(batch)]
+        # An answer has two tokens more: without as many rows each, the longest alone would be a half.
+        assert sorted((sum(lengths[:2]), sum(lengths[2:]))) == [7 + 4, 14 + 3]
+        assert tu.get(batch, "global_token_num") == lengths
+        assert [row.tolist() for row in batch["position_ids"].unbind()] == [list(range(length)) for length in lengths]
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(run: Run, monkeypatch: pytest.MonkeyPatch):
