@@ -1,6 +1,9 @@
 """What an episode of verl's loops leaves in a journal, and what it reads there after a restart."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
 
 from support.gateway import bpe_tokenizer
 from turnmill.core.errors import InferenceError
@@ -52,7 +55,7 @@ async def opened(journal: MemoryJournal) -> MultiTurnEpisode:
 async def respond(played: MultiTurnEpisode, prompt_ids: Sequence[int], ids: list[int], stop: str = "completed") -> None:
     versions = {"min_global_steps": 4, "max_global_steps": 5}
     output = TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), stop_reason=stop, extra_fields=versions)
-    await played.record_response(prompt_ids, output, asked_at=0.0)
+    await played.record_response(prompt_ids, output, asked_at=1.0)
 
 
 def found(text: str) -> ToolResult:
@@ -111,12 +114,39 @@ async def test_after_another_prompt_nothing_of_the_journal_is_replayed():
     assert again.replay_response(prompt) is None
 
 
-async def test_the_first_failure_of_an_episode_is_kept():
+async def test_an_episode_ends_with_its_first_failure_unless_the_run_ends():
     played = await opened(MemoryJournal())
+    played.raise_if_failed()
     played.fail(InferenceError("first"))
     played.fail(InferenceError("second"))
 
-    assert str(played.failure) == "first"
+    with pytest.raises(InferenceError, match="first"):
+        played.raise_if_failed()
+    played.run_error = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        played.raise_if_failed()
+
+
+async def test_a_turn_has_the_seconds_of_its_response_and_of_its_calls(monkeypatch: pytest.MonkeyPatch):
+    played = await opened(MemoryJournal())
+    for now in (3.5, 0.5):
+        monkeypatch.setattr("turnmill.rollout.multi_turn.episode.time", SimpleNamespace(time=lambda now=now: now))
+        await respond(played, PROMPT, [10])
+    for seconds in (0.25, 0.5):
+        played.begin_tool_call("search").seconds = seconds
+
+    assert [played.turn(number).seconds for number in (0, 1)] == [
+        {"generation": 2.5, "tools": 0},
+        {"generation": 0.0, "tools": 0.75},
+    ]
+
+
+async def test_the_text_of_tokens_is_that_of_a_response_only_if_they_are_its_own():
+    played = await opened(MemoryJournal())
+    await respond(played, PROMPT, [80, 81])
+
+    assert played.text_of(played.generations[0].output.token_ids) == DECODE([80, 81])
+    assert played.text_of([90]) == DECODE([90])
 
 
 async def test_a_call_before_the_first_response_has_a_result_of_its_own():
