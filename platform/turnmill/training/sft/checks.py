@@ -41,8 +41,10 @@ def _tokenizer(model: str | None) -> "PreTrainedTokenizerFast | None":
 
     try:
         tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"model.path: {str(folder)!r} has no tokenizer that loads: {error}.") from error
+    except Exception as error:
+        # A damaged file raises whatever its reader stumbles over, in several lines or a word.
+        reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+        raise SettingsError(f"model.path: {str(folder)!r} has no tokenizer that loads: {reason}.") from error
     return tokenizer
 
 

@@ -75,8 +75,18 @@ def test_the_data_before_a_training_are_read_for_a_model_that_is_yet_to_be_made(
     assert [place for place, _ in of(tmp_path / "none.jsonl")] == ["spec.model.fineTune.data"]
 
 
-def test_a_tokenizer_that_does_not_load_is_a_problem_of_the_model(tmp_path: Path, data: Path):
-    (tmp_path / "tokenizer_config.json").write_text("{")
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config.json": "{"},
+        {"tokenizer_config.json": "{}"},
+        {"tokenizer_config.json": "{}", "tokenizer.json": "{}"},
+    ],
+    ids=["cut off", "no tokenizer", "damaged"],
+)
+def test_a_tokenizer_that_does_not_load_is_a_problem_of_the_model(tmp_path: Path, data: Path, files: dict[str, str]):
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
 
     ((place, rule),) = found(sft_job(model__path=str(tmp_path), algorithm__data=str(data)))
 
