@@ -233,6 +233,10 @@ class Engine:
     def __init__(self, answer: list[int], seconds: float) -> None:
         self._answer, self._seconds = answer, seconds
 
+    async def live(self) -> None:
+        """Never return: the call fails when this actor ends."""
+        await asyncio.Event().wait()
+
     async def generate(self, request_id: str, **_: object) -> Any:
         """Return the tokens of a turn."""
         from verl.workers.rollout.replica import TokenOutput
@@ -299,7 +303,7 @@ def trainer_class() -> type[Any]:
 
         def __init__(self, hosts: Sequence[Any]) -> None:
             super().__init__(resource_pool=None)
-            self._workers, self._hosts = [None] * size, hosts
+            self.workers, self._workers, self._hosts = hosts, [None] * size, hosts
             self._dispatch_info, self._collect_info = {"actor": [*range(size)]}, {"actor": [True] * size}
 
         def call(self, name: str, batch: Any, part: str) -> Any:
@@ -369,6 +373,8 @@ def trainer_class() -> type[Any]:
                 self.llm_server_manager = Servers()
 
                 class Weights:
+                    replicas = tuple(SimpleNamespace(servers=[server]) for server in servers.values())
+
                     def _wait(self, name: str) -> None:
                         with TIMELINE.during(name):
                             ray.get([host.wait.remote(name) for host in hosts])

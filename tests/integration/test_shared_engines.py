@@ -7,6 +7,7 @@ import pytest
 import ray
 
 from turnmill.core.errors import RunFailedError
+from turnmill.training.verl.engine_server import EngineServer
 from turnmill.training.verl.shared_engines import ended_with_engines
 
 
@@ -20,6 +21,8 @@ def cluster() -> Iterator[None]:
 @ray.remote(num_cpus=0)
 class Engine:
     """An engine that has nothing to do."""
+
+    live = EngineServer.live
 
 
 @ray.remote(num_cpus=0)
@@ -69,9 +72,11 @@ def test_workers_whose_engines_live_are_left_alone():
 def test_engines_that_end_after_the_training_end_nothing(monkeypatch):
     monkeypatch.setattr("turnmill.training.verl.shared_engines.CHECK_SECONDS", 0.1)
     engine, worker = Engine.remote(), Worker.remote()
+    # Those of other tests may take a moment to end.
+    before = set(threading.enumerate())
 
     with ended_with_engines([engine], [worker]):
-        (watch,) = [thread for thread in threading.enumerate() if thread.name == "engine-deaths"]
+        (watch,) = {thread for thread in threading.enumerate() if thread.name == "engine-deaths"} - before
     ray.kill(engine)
     watch.join(timeout=120)
 

@@ -1,5 +1,6 @@
 """The actor of an inference engine, which ends with the process that computes."""
 
+import asyncio
 import logging
 import os
 import threading
@@ -41,6 +42,10 @@ class EngineServer(vLLMHttpServer):
             core = self.engine.engine_core
             core.get_output_async = beating(core.get_output_async, folder)
         threading.Thread(target=exit_after_death, args=(self.engine,), daemon=True, name="engine-core").start()
+
+    async def live(self) -> None:
+        """Never return: the call fails when this actor ends."""
+        await asyncio.Event().wait()
 
 
 def beating(get_output: Callable[[], Awaitable[Output]], folder: RunFolder) -> Callable[[], Awaitable[Output]]:

@@ -47,15 +47,17 @@ def ended_with_engines(servers: Sequence[ActorHandle], workers: Sequence[ActorHa
 
 def wait_for_death(servers: Sequence[ActorHandle], over: threading.Event) -> bool:
     """Wait until one of the actors dies and return True, or until the event and return False."""
-    # A stopped actor answers later: it is not asked again before it has.
-    asked: list[ray.ObjectRef[object]] = []
-    while not over.wait(CHECK_SECONDS):
-        asked = asked or [server.__ray_ready__.remote() for server in servers]
-        answered, asked = ray.wait(asked, num_returns=len(asked), timeout=CHECK_SECONDS)
-        try:
-            ray.get(answered)
-        except ray.exceptions.ActorDiedError:
-            return not over.is_set()
-        except ray.exceptions.ActorUnavailableError:
-            continue
+    lives = {server.live.remote(): server for server in servers}
+    while not over.is_set():
+        ended, _ = ray.wait(list(lives), timeout=CHECK_SECONDS)
+        for life in ended:
+            server = lives.pop(life)
+            try:
+                ray.get(life)
+            except ray.exceptions.ActorDiedError:
+                return not over.is_set()
+            except ray.exceptions.ActorUnavailableError:
+                # Its machine does not answer, and may come back.
+                over.wait(CHECK_SECONDS)
+                lives[server.live.remote()] = server
     return False
