@@ -65,8 +65,9 @@ def _script(folder: Path, socket: Path) -> str:
         text = file.read_text().replace("port 6379", f"port 0\nunixsocket {socket}").replace("/data", str(folder))
         (folder / "store" / file.name).write_text(text)
     assert "command -v valkey-server" in script
-    script = script.replace("command -v valkey-server", f"echo {find_server()}")
-    return re.sub("/(etc|tmp)/", f"{folder}/", script)
+    script = re.sub("/(etc|tmp)/", f"{folder}/", script)
+    # After that: this path may have one of those folders in it.
+    return script.replace("command -v valkey-server", f"echo {find_server()}")
 
 
 def _wait_for(client: redis.Redis, process: subprocess.Popen[bytes], log: Path) -> None:
