@@ -87,8 +87,8 @@ LIMITS = """\
 
 - Trainings are short: a fault comes once in less than a minute of training, and a start takes as long as some steps.
   ETTR compares systems under this load. It is not that of a training that runs for days.
-- Time is measured once per fault and seed, on two cores that also did other work: their load was 8 to 20 during these
-  runs, and a start took one to five minutes. `recover` and ETTR are coarse, then; the counts beside them are not.
+- Time is measured once per fault and seed, on two cores that also did other work during some of these runs: their load
+  was 8 to 20 then, and a start took up to five minutes. `recover` and ETTR are coarse; the counts beside them are not.
 - As weights do not change, a policy whose weights were handed over in part would not be noticed; whether the run goes
   on is.
 - A turn whose text was being generated when a process died leaves no line, and is not among the turns lost.
@@ -124,23 +124,24 @@ def write() -> None:
     """Write the page and the pictures."""
     results = latest()
     PICTURES.mkdir(parents=True, exist_ok=True)
-    for system in _systems(results):
-        (PICTURES / f"{system}.svg").write_text(picture(system, [r for r in results if r.system == system]))
+    for system, own in _by_system(results).items():
+        if own:
+            (PICTURES / f"{system}.svg").write_text(picture(system, own))
     PAGE.write_text(page(results))
 
 
 def page(results: Sequence[Result]) -> str:
     """Return the page."""
     parts = [INTRODUCTION]
-    for system in TITLES:
-        own = [r for r in results if r.system == system]
+    for system, own in _by_system(results).items():
         parts += [_section(system, own) if own else f"## {TITLES[system]}\n\nNot run on this code.\n", "\n"]
     parts += [_faults(), "\n", LIMITS.format(not_run=NOT_RUN)]
     return "".join(parts).rstrip() + "\n"
 
 
-def _systems(results: Sequence[Result]) -> list[str]:
-    return sorted({r.system for r in results}, key=list(TITLES).index)
+def _by_system(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Return each system's results; an empty list for one that has none."""
+    return {system: [r for r in results if r.system == system] for system in TITLES}
 
 
 def _section(system: str, results: Sequence[Result]) -> str:
