@@ -1,11 +1,10 @@
 """Imports all modules of packages where only some distributions count as installed, as in an image.
 
-Usage: python -m support.restricted_imports PINS PACKAGE... ; PINS is a file of requirements.
+Usage: python -m support.restricted_imports PINS PACKAGE... ; PINS is a file in `requirements`, which is in PYTHONPATH.
 """
 
 import importlib
 import pkgutil
-import re
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -13,6 +12,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
+
+from hashed import pinned, plain  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
     from _typeshed.importlib import MetaPathFinderProtocol
@@ -32,12 +33,8 @@ class Restricted:
         return None if name.partition(".")[0] in self.missing else self.finder.find_spec(name, path, target)
 
 
-def plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def main(pins: str, *packages: str) -> None:
-    installed = {plain(line.partition("==")[0]) for line in Path(pins).read_text().splitlines() if "==" in line}
+    installed = set(pinned(Path(pins).read_text()))
     missing = {
         module
         for module, distributions in metadata.packages_distributions().items()

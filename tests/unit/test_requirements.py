@@ -60,9 +60,8 @@ def test_torch_and_vllm_have_the_same_versions_on_both_devices():
 def test_an_image_has_every_package_that_its_program_imports(image, packages):
     command = [sys.executable, "-m", "support.restricted_imports", str(ROOT / f"requirements/{image}.txt"), *packages]
 
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT / "tests")}
-    )
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("tests", "requirements"))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path})
 
     assert done.returncode == 0, done.stderr
 
