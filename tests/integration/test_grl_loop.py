@@ -12,11 +12,9 @@ from support.grl_jobs import grl_job
 from turnmill.core.errors import SettingsError
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.environments.base import VALIDATION_SEEDS
-from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
 from turnmill.rollout.grl.lockstep import Lockstep
 from turnmill.rollout.grl.rows import verl_rows
 from turnmill.rollout.journal import StoreJournal
-from turnmill.rollout.queue_payload import decode
 from turnmill.rollout.token_integrity import count_unsampled_tokens
 from turnmill.testing.agent_loops import END, TOKENIZER, GrlLoopHarness
 from turnmill.testing.policies import LOG_PROB
@@ -122,7 +120,7 @@ async def test_scores_are_placed_on_the_last_tokens_of_turns(new_harness):
     episode = await harness.play()
 
     (row,) = verl_rows(episode)
-    summary = decode(row.episode_summary, GrlEpisodeSummary)
+    summary = row.episode_summary
     assert (summary.turn_rewards, summary.turn_penalties) == ((1.0, 3.0), (-0.1, 0.0))
     ends = [TOKENIZER.decode(row.response_ids[: token + 1]) for _, token in summary.response_ends]
     assert [end.endswith(f"</answer>{END}") for end in ends] == [True, True]

@@ -208,7 +208,6 @@ def test_scores_given_by_the_trainer_are_those_of_the_advantages(queue, monkeypa
 
     assert [tag[SCORE] for tag in batch.tags] == [-2.0, 2.0, -2.5, 2.5]
     assert [tag[ADVANTAGE] > 0 for tag in batch.tags] == [False, True, False, True]
-    assert not any(EPISODE in tag for tag in batch.tags)
     assert [tag[SCORE] for tag in queue.meta().tags] == [0.0] * 4
 
 

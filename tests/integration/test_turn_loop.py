@@ -6,9 +6,8 @@ import torch
 from PIL import Image
 
 from turnmill.core.errors import EnvironmentFailedError, RunFailedError
-from turnmill.core.trajectory import EpisodeSummary, SegmentMetadata, TurnMetadata
+from turnmill.core.trajectory import SegmentMetadata, TurnMetadata
 from turnmill.jobs import AgentTrainingJob
-from turnmill.rollout.queue_payload import decode
 from turnmill.rollout.token_integrity import token_checksum
 from turnmill.rollout.verlog.turn_loop import MAX_FAILURES_IN_A_ROW
 from turnmill.testing.agent_loops import END, TOKENIZER, TurnLoopHarness, job_of
@@ -233,7 +232,7 @@ async def test_a_validation_episode_is_one_row_with_the_metrics_of_all_its_turns
 
     (row,) = await harness.play(4, slot=7, validate=True)
 
-    found = decode(row.episode_summary, EpisodeSummary)
+    found = row.episode_summary
     assert (found.episode_id, found.success, found.num_turns) == ("v7-0", True, 3)
     assert (TOKENIZER.decode(row.response_ids), row.metadata.done) == (WIN, 1)
     assert found.reward == pytest.approx(0.9)
@@ -292,7 +291,7 @@ async def test_a_validation_episode_whose_environment_dies_is_played_again(new_h
     (row,) = await harness.play(validate=True)
 
     assert harness.prompts[2:] == harness.prompts[:2]
-    found = decode(row.episode_summary, EpisodeSummary)
+    found = row.episode_summary
     assert (found.num_turns, found.metrics["failures"], found.reward) == (2, 1, 1)
     logged = [(turn.episode, turn.turn, turn.failed_cause) for turn in harness.logged(validation=True)]
     assert logged == [("v0-0", 0, None), ("v0-0", 1, "environment"), ("v0-0", 0, None), ("v0-0", 1, None)]

@@ -11,7 +11,8 @@ from transfer_queue import BatchMeta, KVBatchMeta
 from verl.utils import transferqueue_utils
 from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
 
-from turnmill.training.row_advantages import ADVANTAGE, ROW_VALUES, WorkerRows, clear, places_of, to_workers
+from turnmill.training.row_advantages import ADVANTAGE, ROW_VALUES, WorkerRows, to_workers
+from turnmill.training.row_places import clear, places_of
 from turnmill.training.verl.config import compose_defaults
 
 KEYS = [f"task{number}_0_0" for number in range(7)]
@@ -110,6 +111,46 @@ def test_rows_are_dropped_from_the_queue_with_their_columns():
     assert [*tq.kv_list(partition_id="val")["val"]] == ["b_0_0"]
     with pytest.raises(Exception, match="not found"):
         tq.get_client().get_data(places)
+
+
+def test_the_queue_is_asked_once_for_the_numbers_of_rows_until_they_are_dropped(monkeypatch: pytest.MonkeyPatch):
+    asked: list[int] = []
+    retrieve = tq.get_client().kv_retrieve_keys
+
+    def counted(**named: object) -> list[str]:
+        asked.append(len(named["global_indexes"]))
+        return retrieve(**named)
+
+    monkeypatch.setattr(tq.get_client(), "kv_retrieve_keys", counted)
+    columns = TensorDict({"responses": torch.arange(3)[:, None]}, batch_size=3)
+
+    def put(*keys: str) -> KVBatchMeta:
+        tq.kv_batch_put(keys=[*keys], partition_id="again", tags=[{}] * 3, fields=columns[: len(keys)])
+        return KVBatchMeta(keys=[*keys], tags=[{}] * 3, partition_id="again")
+
+    rows = put("a_0_0", "b_0_0", "c_0_0")
+    assert places_of(rows).global_indexes == places_of(rows).global_indexes
+    others = KVBatchMeta(keys=rows.keys[1:], tags=rows.tags[1:], partition_id="again")
+    assert read(places_of(others)) == {"responses": [[1], [2]]}
+    assert len(asked) == 1
+    # In another order, and after the rows have gone, whose numbers the queue gives to others.
+    assert read(places_of(KVBatchMeta(keys=rows.keys[::-1], tags=rows.tags, partition_id="again"))) == {
+        "responses": [[2], [1], [0]]
+    }
+    clear(rows)
+    assert read(places_of(put("f_0_0", "e_0_0", "d_0_0"))) == {"responses": [[0], [1], [2]]}
+    assert len(asked) == 4
+
+
+def test_rows_that_others_have_dropped_have_no_places():
+    columns = TensorDict({"responses": torch.ones(2, 3)}, batch_size=2)
+    tq.kv_batch_put(keys=["a_0_0", "b_0_0"], partition_id="gone", tags=[{}, {}], fields=columns)
+    rows = KVBatchMeta(keys=["a_0_0", "b_0_0"], tags=[{}, {}], partition_id="gone")
+    assert places_of(rows) is not None
+
+    tq.kv_clear(keys=["a_0_0"], partition_id="gone")
+
+    assert places_of(rows) is None
 
 
 def test_rows_in_other_storage_keep_their_shapes_and_what_the_storage_knows_of_them():

@@ -119,14 +119,6 @@ class EpisodeSummary:
         """True if each row is one turn."""
         return bool(self.row_states)
 
-    def __setstate__(self, values: Sequence[object]) -> None:
-        # As dataclasses do it, which make the list of fields anew and look up each of them, for all episodes of a step.
-        for set_field, value in zip(_SET_FIELDS, values, strict=True):
-            set_field(self, value)
-
-
-_SET_FIELDS = tuple(getattr(EpisodeSummary, name).__set__ for name in EpisodeSummary.__dataclass_fields__)
-
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFailure:

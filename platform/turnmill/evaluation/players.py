@@ -11,7 +11,6 @@ from turnmill.core.errors import RunFailedError, SettingsError
 from turnmill.core.trajectory import EpisodeFailure, EpisodeSummary
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.evaluation import Attempt
-from turnmill.rollout.queue_payload import decode
 from turnmill.rollout.tool_agent.loop import ToolLoop
 from turnmill.rollout.verl_classes import AgentLoopBase, DictConfigWrap
 from turnmill.rollout.verl_types import LLMClient, Tokenizer
@@ -67,7 +66,8 @@ class VerlogPlayer:
             row = await self._loop.validate(episode, self._params, 0, sample=sample)
         except RunFailedError as error:
             return EpisodeFailure(f"v{episode}-{sample}", error.cause, str(error), 0, {})
-        return decode(row.episode_summary, EpisodeSummary)
+        assert row.episode_summary is not None
+        return row.episode_summary
 
     async def close(self) -> None:
         """End environments that are left."""

@@ -1,23 +1,58 @@
 """Typed payloads in the columns and tags of the TransferQueue."""
 
 import pickle
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
 
 Payload = TypeVar("Payload")
 
 TURN_METADATA = "turn_metadata"
 """Column of rows that are turns: a `TurnMetadata`, or the `SegmentMetadata` of a bootstrap row."""
 
+_AFTER_NAME = b"\0"
+"""Separates the name of a payload's type from its msgpack."""
+
 
 def encode(payload: object) -> bytes:
-    """Encode a payload for the queue, as bytes: the queue's own msgpack would turn a dataclass into a dictionary."""
+    """Encode a dataclass for the queue, as bytes: the queue's own msgpack would turn it into a dictionary.
+
+    In msgpack, which is decoded in a third of a pickle's time; as a pickle if msgpack would not give the same values.
+    """
+    kind = type(payload)
+    try:
+        encoded = msgspec.msgpack.encode(payload)
+        if _decoder(kind).decode(encoded) == payload:
+            return kind.__name__.encode() + _AFTER_NAME + encoded
+    except (TypeError, UnicodeEncodeError, msgspec.ValidationError):
+        pass
     return pickle.dumps(payload, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def decode(value: object, kind: type[Payload]) -> Payload:
     """Decode a column's value, which tensordict may have wrapped. Raises TypeError for a payload of another type."""
-    data = getattr(value, "data", value)
-    payload = pickle.loads(data) if isinstance(data, bytes) else data
+    payload = getattr(value, "data", value)
+    if isinstance(payload, bytes):
+        if not payload.startswith(pickle.PROTO):
+            end = payload.index(_AFTER_NAME)
+            name = payload[:end].decode()
+            if name != kind.__name__ and name not in (each.__name__ for each in _kinds(kind)):
+                raise TypeError(f"The queue holds a {name} where a {kind.__name__} is expected.")
+            decoded: Payload = _decoder(kind).decode(payload[end + 1 :])
+            return decoded
+        payload = pickle.loads(payload)
     if not isinstance(payload, kind):
         raise TypeError(f"The queue holds a {type(payload).__name__} where a {kind.__name__} is expected.")
     return payload
+
+
+def _kinds(kind: type[object]) -> Iterator[type[object]]:
+    """Yield a type and those that are made of it."""
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _kinds(each)
+
+
+_decoder: Callable[[type[object]], Any] = cache(msgspec.msgpack.Decoder)  # type: ignore[assignment]

@@ -8,7 +8,7 @@ import torch
 import transfer_queue as tq
 
 from turnmill.core.trajectory import EpisodeSummary
-from turnmill.rollout.queue_payload import decode, encode
+from turnmill.rollout.queue_payload import encode
 from turnmill.rollout.token_integrity import count_unsampled_tokens
 from turnmill.rollout.verl_classes import AgentLoopOutput
 from turnmill.rollout.verl_types import BatchRow
@@ -40,7 +40,7 @@ async def tag_rows(rows: Sequence[AgentLoopOutput], *, validate: bool, **row: Un
 
 def tags_of(rows: Sequence[AgentLoopOutput]) -> list[dict[str, object]]:
     """Return the tags of an episode's rows; the last row has the episode's summary."""
-    summary = decode(rows[-1].episode_summary, EpisodeSummary)  # type: ignore[attr-defined]
+    summary: EpisodeSummary = rows[-1].episode_summary  # type: ignore[attr-defined]
     tags = [_tags_of_row(row, rows[-1].reward_score) for row in rows]
     trained = ((row.response_ids, row.response_mask) for row in rows)
     tags[-1] |= {

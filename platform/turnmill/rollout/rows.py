@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from pydantic import Field
+from pydantic import Field, InstanceOf
 
 from turnmill.core.trajectory import EpisodeSummary
-from turnmill.rollout.queue_payload import encode
 from turnmill.rollout.tokens import Row
 from turnmill.rollout.verl_classes import AgentLoopMetrics, AgentLoopOutput
 
@@ -13,14 +12,13 @@ from turnmill.rollout.verl_classes import AgentLoopMetrics, AgentLoopOutput
 class EpisodeRow(AgentLoopOutput):
     """A row with the summary of its episode, which `row_tags` puts into a tag."""
 
-    episode_summary: bytes = Field(exclude=True)
+    episode_summary: InstanceOf[EpisodeSummary] = Field(exclude=True)
 
 
 def episode_rows(
     rows: Sequence[Row], summary: EpisodeSummary, *, trained: bool = True, log_probs: bool = True
 ) -> list[EpisodeRow]:
     """Return the rows of an episode, which all have its reward; without `trained`, they are masked out of the loss."""
-    encoded = encode(summary)
     oldest, newest = summary.policy_versions
     return [
         EpisodeRow(
@@ -33,7 +31,7 @@ def episode_rows(
             num_turns=summary.num_turns,
             metrics=AgentLoopMetrics(),
             extra_fields={"reward_extra_info": {}, "min_global_steps": oldest, "max_global_steps": newest},
-            episode_summary=encoded,
+            episode_summary=summary,
         )
         for row in rows
     ]

@@ -14,7 +14,6 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 from turnmill.rollout.journal import Journal, NoJournal
 from turnmill.rollout.multi_turn.worker_mixin import MultiTurnWorkerMixin
-from turnmill.rollout.queue_payload import decode
 from turnmill.rollout.rows import EpisodeRow
 from turnmill.rollout.verl_types import BatchRow
 from turnmill.testing.agent_loops import SAMPLING, job_of
@@ -52,7 +51,7 @@ FORGETS = THINKS.replace("loop.index0 < asked.last and", "not loop.last and")
 
 def summary_of(row: EpisodeRow) -> EpisodeSummary:
     """Return the summary of the episode that a row carries to the trainer."""
-    return decode(row.episode_summary, EpisodeSummary)
+    return row.episode_summary
 
 
 class _Worker(MultiTurnWorkerMixin, AgentLoopWorker):

@@ -16,6 +16,9 @@ from turnmill.rollout.task_images import images_in
 from turnmill.training.shared_tags import SharedTags
 from turnmill.training.verl.types import Row
 
+LENGTHS = ("prompt_len", "response_len")
+"""Tags with the number of a row's tokens."""
+
 
 class _Rows(Dataset[Row]):
     """Data set of numbered rows, with the constructor of verl's data sets."""
@@ -70,19 +73,23 @@ def select(batch: KVBatchMeta, keep: Sequence[bool]) -> KVBatchMeta:
     )
 
 
-def tag_column(batch: KVBatchMeta, name: str) -> Tensor:
-    """Return a number in every row's tags, shape (rows,)."""
-    return _column(batch, name, np.float64).float()
+def tag_columns(batch: KVBatchMeta, *names: str) -> list[Tensor]:
+    """Return two or more numbers in every row's tags, each as a column of float64 of shape (rows,).
+
+    At once, because the tags of many rows are too large for a processor's caches.
+    """
+    numbers = np.dtype((np.float64, (len(names),)))
+    return [*torch.from_numpy(np.fromiter(map(itemgetter(*names), batch.tags), numbers, len(batch.tags))).unbind(1)]
 
 
 def response_lengths(batch: KVBatchMeta) -> Tensor:
     """Return the number of each row's response tokens from its tags, shape (rows,)."""
-    return _column(batch, "response_len", np.int64)
+    return _column(batch, LENGTHS[1], np.int64)
 
 
 def prompt_lengths(batch: KVBatchMeta) -> Tensor:
     """Return the number of each row's prompt tokens from its tags, shape (rows,): the prompts stay in the queue."""
-    return _column(batch, "prompt_len", np.int64)
+    return _column(batch, LENGTHS[0], np.int64)
 
 
 def _column(batch: KVBatchMeta, name: str, kind: type[np.generic]) -> Tensor:

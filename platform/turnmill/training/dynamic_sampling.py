@@ -8,7 +8,14 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from turnmill.core.trajectory import EpisodeSummary
 from turnmill.training.advantages.index import group_of
-from turnmill.training.batches.trajectory import DROPPED, Dropped, read_summaries, rewards_of_groups, split
+from turnmill.training.batches.trajectory import (
+    DROPPED,
+    Dropped,
+    groups_with_different_rewards,
+    last_rows,
+    read_summaries,
+    split,
+)
 from turnmill.training.dataset import select
 from turnmill.training.replay_buffers import StepReplayBuffer
 from turnmill.training.shared_tags import SharedTags
@@ -54,9 +61,11 @@ def partition_groups(batch: KVBatchMeta) -> tuple[KVBatchMeta, KVBatchMeta]:
     parts = split(batch)
     if not parts.survivors.keys:
         return batch, parts.survivors
-    rewards = rewards_of_groups(parts.survivors.keys, read_summaries(parts.survivors, EpisodeSummary))
+    keys = parts.survivors.keys
+    summaries = read_summaries(parts.survivors, EpisodeSummary)
+    differ = groups_with_different_rewards((group_of(keys[row]) for row in last_rows(keys)), summaries)
     failed = set(parts.failed.keys)
-    is_kept = [key in failed or len(rewards[group_of(key)]) > 1 for key in batch.keys]
+    is_kept = [key in failed or group_of(key) in differ for key in batch.keys]
     return select(batch, is_kept), select(batch, [not each for each in is_kept])
 
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -72,7 +73,7 @@ def asking_for(
 ) -> KVBatchMeta:
     """Return a batch whose workers write a column of responses; statistics compare all rows, or those given."""
     rows = {ROW_VALUES: {_COMPARED: [*is_compared_R]}} if is_compared_R is not None else {}
-    longest = max(tag["response_len"] for tag in batch.tags)
+    longest = max(map(itemgetter("response_len"), batch.tags))
     asked = {_COLUMN: column, _LONGEST: longest, "compute_loss": False}
     tags = SharedTags(batch.tags)
     return KVBatchMeta([*batch.keys], tags, batch.partition_id, extra_info={**settings, **asked, **rows})

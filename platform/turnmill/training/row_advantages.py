@@ -8,13 +8,12 @@ Axes: R rows.
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
-import numpy as np
 import torch
-import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import BatchMeta, KVBatchMeta
-from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
 from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
+
+from turnmill.training.row_places import SHAPES, places_of
 
 ADVANTAGE = "advantage"
 """Tag with the row's advantage."""
@@ -24,9 +23,6 @@ RETURN = "return"
 
 REWARD = "reward"
 """Tag with the row's reward after penalties."""
-
-SHAPES = "per_sample_shapes"
-"""The queue's name for the shape of a column in each row."""
 
 _COLUMN = "row_advantages"
 """Name under which a worker's method gets the advantages of its rows, beside their columns."""
@@ -77,44 +73,6 @@ def to_workers(batch: KVBatchMeta) -> BatchMeta:
     if batch.tags and ADVANTAGE in batch.tags[0]:
         values[_COLUMN] = [tag[ADVANTAGE] for tag in batch.tags]
     return WorkerRows(places, values)
-
-
-def clear(batch: KVBatchMeta) -> None:
-    """Drop rows from the queue, whose own function reads first all that it knows of them."""
-    places = places_of(batch)
-    if places is None:
-        tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
-    else:
-        tq.get_client().clear_samples(places)
-
-
-def places_of(batch: KVBatchMeta) -> BatchMeta | None:
-    """Return the places of rows in the queue's own storage, and the columns of the first one.
-
-    None if other rows lack some of them, or if the storage needs more. The queue's own answer has all tags, and the
-    shape of each row's columns, which takes ten times as long.
-    """
-    client, partition = tq.get_client(), batch.partition_id
-    if not isinstance(client.storage_manager, AsyncSimpleStorageManager):
-        return None
-    first = client.kv_retrieve_meta(keys=batch.keys[:1], partition_id=partition)
-    if batch.fields is not None:
-        first = first.select_fields(batch.fields)
-    indexes, produced = client.get_production_status(data_fields=first.field_names, partition_id=partition)
-    if indexes is None:
-        return None
-    keys = client.kv_retrieve_keys(global_indexes=indexes.tolist(), partition_id=partition)
-    numbers = {key: number for number, key in enumerate(keys)}
-    rows_R = torch.tensor([numbers[key] for key in batch.keys])
-    if not produced[rows_R].all():
-        return None
-    return BatchMeta(
-        indexes[rows_R].tolist(),
-        [partition] * len(rows_R),
-        {name: {key: field[key] for key in field if key != SHAPES} for name, field in first.field_schema.items()},
-        np.ones(len(rows_R), np.int8),
-        batch.extra_info,
-    )
 
 
 def fill_in_advantages(data: TensorDict) -> None:

@@ -1,7 +1,6 @@
 """Tags of a batch's rows, which the batches made from it share."""
 
-from collections.abc import Iterable
-from typing import Any, SupportsIndex, overload
+from typing import Any
 
 Tag = dict[str, Any]
 
@@ -14,21 +13,3 @@ class SharedTags(list[Tag]):
 
     def __deepcopy__(self, memo: object) -> "SharedTags":
         return SharedTags(self)
-
-    @overload
-    def __getitem__(self, place: SupportsIndex) -> Tag: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> "SharedTags": ...
-
-    def __getitem__(self, place: SupportsIndex | slice) -> "Tag | SharedTags":
-        found: Any = super().__getitem__(place)
-        return SharedTags(found) if isinstance(place, slice) else found
-
-
-def without(tags: Iterable[Tag], name: str) -> SharedTags:
-    """Return copies of tags without one of them."""
-    copies = SharedTags(map(dict, tags))
-    for tag in copies:
-        tag.pop(name, None)
-    return copies

@@ -8,7 +8,6 @@ from typing import Any
 from turnmill.core.trajectory import EpisodeFailure, EpisodeSummary
 from turnmill.observability.trajectory_log import TurnPosition, TurnRecord
 from turnmill.rollout.multi_turn.episode import MultiTurnEpisode, ToolCall
-from turnmill.rollout.queue_payload import encode
 from turnmill.rollout.rows import EpisodeRow
 from turnmill.rollout.texts import Decode
 from turnmill.rollout.verl_classes import AgentLoopOutput
@@ -28,20 +27,18 @@ def verl_rows(
         "min_global_steps": oldest,
         "max_global_steps": newest,
     }
-    summary = encode(
-        EpisodeSummary(
-            episode_id=episode.name,
-            reward=reward,
-            stop_reason=episode.stop_reason,
-            success=reward > 0,
-            num_turns=len(episode.generations),
-            num_rows=len(outputs),
-            policy_versions=(oldest, newest),
-            sampled_tokens=episode.sampled_tokens,
-            seconds=episode.timing.elapsed_seconds(),
-            metrics=episode.metrics.read(),
-            prediction=prediction,
-        )
+    summary = EpisodeSummary(
+        episode_id=episode.name,
+        reward=reward,
+        stop_reason=episode.stop_reason,
+        success=reward > 0,
+        num_turns=len(episode.generations),
+        num_rows=len(outputs),
+        policy_versions=(oldest, newest),
+        sampled_tokens=episode.sampled_tokens,
+        seconds=episode.timing.elapsed_seconds(),
+        metrics=episode.metrics.read(),
+        prediction=prediction,
     )
     return [
         EpisodeRow(

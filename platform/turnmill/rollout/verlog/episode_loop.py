@@ -4,7 +4,6 @@ import hashlib
 
 from turnmill.core.errors import EpisodeError
 from turnmill.core.trajectory import EpisodeFailure, Turn
-from turnmill.rollout.queue_payload import encode
 from turnmill.rollout.verl_types import SamplingParams
 from turnmill.rollout.verlog.rows import TurnRow, episode_summary, turn_row
 from turnmill.rollout.verlog.slot import EpisodePlan, Slot
@@ -56,8 +55,5 @@ class EpisodeLoop(TurnLoop):
             rows.append(turn_row(turn, slot=slot))
             slot.finish_turn(keep_episode=True)
         self.log.append(self._turn_records(slot, turns, step))
-        # Only the last row has the summary, which contains all tokens of the episode.
-        for row in rows[:-1]:
-            row.episode_summary = b""
-        rows[-1].episode_summary = encode(episode_summary(turns, slot=slot, row_states=states))
+        rows[-1].episode_summary = episode_summary(turns, slot=slot, row_states=states)
         return rows

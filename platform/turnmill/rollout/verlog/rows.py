@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from pydantic import Field
+from pydantic import Field, InstanceOf
 
 from turnmill.core.trajectory import EpisodeSummary, SegmentMetadata, Turn, TurnMetadata
 from turnmill.rollout.queue_payload import TURN_METADATA, encode
@@ -17,7 +17,7 @@ class TurnRow(AgentLoopOutput):
     """A turn as verl's agent loops return it, with a reward of its own that later turns do not overwrite."""
 
     metadata: TurnMetadata | SegmentMetadata = Field(exclude=True)
-    episode_summary: bytes = Field(default=b"", exclude=True)
+    episode_summary: InstanceOf[EpisodeSummary] | None = Field(default=None, exclude=True)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the columns of the queue: those of verl, and the metadata."""

@@ -14,7 +14,6 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnPosition, TurnRecord
 from turnmill.rollout.generation import generate, policy_versions, sampling_seed
-from turnmill.rollout.queue_payload import encode
 from turnmill.rollout.timing import Timing
 from turnmill.rollout.token_integrity import token_checksum
 from turnmill.rollout.verl_classes import AgentLoopBase, TokenOutput
@@ -191,7 +190,7 @@ class TurnLoop(AgentLoopBase):
         if slot.index < self.job.spec.training.validation.render_episodes:
             await self._render(slot, step)
         row = turn_row(turns[-1], slot=slot)
-        row.episode_summary = encode(episode_summary(turns, slot=slot, num_failures=len(failures)))
+        row.episode_summary = episode_summary(turns, slot=slot, num_failures=len(failures))
         return row
 
     async def _render(self, slot: Slot, step: int) -> None:

@@ -142,19 +142,29 @@ def outcome_advantages(rewards_K: Tensor, groups_K: Sequence[str], *, normalise:
     for trajectory, group in enumerate(groups_K):
         members.setdefault(group, []).append(trajectory)
     ordered_K = torch.tensor([trajectory for group in members.values() for trajectory in group], dtype=torch.long)
-    sizes = [len(group) for group in members.values()]
-    # A group at a time, as verl computes it: sums over a larger tensor differ in their last digit.
-    of_groups = torch.split(rewards_K[ordered_K], sizes)
-    means, deviations = (
-        torch.stack([statistic(rewards) if len(rewards) > 1 else alone for rewards in of_groups])
-        for statistic, alone in ((torch.mean, rewards_K.new_zeros(())), (torch.std, rewards_K.new_ones(())))
-    )
+    sizes = torch.tensor([len(group) for group in members.values()], dtype=torch.long)
+    means, deviations = _means_and_deviations(rewards_K[ordered_K], sizes)
     of_trajectory_K = torch.empty_like(ordered_K)
-    of_trajectory_K[ordered_K] = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    of_trajectory_K[ordered_K] = torch.arange(len(sizes)).repeat_interleave(sizes)
     advantages_K = rewards_K - means[of_trajectory_K]
     if normalise:
         advantages_K = advantages_K / (deviations[of_trajectory_K] + 1e-6)
     return advantages_K.masked_fill(singleton_groups(groups_K), 0.0)
+
+
+def _means_and_deviations(rewards_K: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of groups that follow one another; 0 and 1 for groups of one.
+
+    Groups of the same size at once, a row each, which gives the digits that verl gets from one group after another;
+    sums over a larger tensor do not.
+    """
+    means, deviations = rewards_K.new_zeros(len(sizes)), rewards_K.new_ones(len(sizes))
+    firsts = sizes.cumsum(0) - sizes
+    for size in sorted({*sizes.tolist()} - {1}):
+        is_of_size = sizes == size
+        rewards_of_groups = rewards_K[firsts[is_of_size, None] + torch.arange(size)]
+        means[is_of_size], deviations[is_of_size] = rewards_of_groups.mean(1), rewards_of_groups.std(1)
+    return means, deviations
 
 
 def singleton_groups(groups_K: Sequence[str]) -> Tensor:

@@ -21,13 +21,16 @@ class TrajectoryIndex:
     @classmethod
     def of(cls, keys: Sequence[str], lengths_R: Tensor) -> "TrajectoryIndex":
         """Index rows by their keys, {task}_{sample}_{row}; trajectories are in the order of their first rows."""
+        trajectory_R, lengths = [*map(trajectory_of, keys)], tuple(map(int, lengths_R.tolist()))
+        if len(set(trajectory_R)) == len(keys):
+            return cls(tuple(zip(range(len(keys)))), lengths)
         rows: dict[str, list[int]] = {}
-        for position, key in enumerate(keys):
-            rows.setdefault(trajectory_of(key), []).append(position)
+        for position, trajectory in enumerate(trajectory_R):
+            rows.setdefault(trajectory, []).append(position)
         for found in rows.values():
             if len(found) > 1:
                 found.sort(key=lambda row: row_number(keys[row]))
-        return cls(tuple(map(tuple, rows.values())), tuple(map(int, lengths_R.tolist())))
+        return cls(tuple(map(tuple, rows.values())), lengths)
 
     @property
     def last_rows(self) -> list[int]:

@@ -39,10 +39,13 @@ class Rows:
     states_R: Sequence[str] = ()
     """State before the turn of each row; empty if rows are no turns."""
 
+    known_index: TrajectoryIndex | None = None
+    """The rows of each trajectory, if they have been looked up."""
+
     @cached_property
     def index(self) -> TrajectoryIndex:
         """The rows of each trajectory."""
-        return TrajectoryIndex.of(self.keys, self.lengths_R)
+        return self.known_index or TrajectoryIndex.of(self.keys, self.lengths_R)
 
     @property
     def situations(self) -> list[str]:

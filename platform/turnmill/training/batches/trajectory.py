@@ -4,7 +4,7 @@ Axes: R rows, G response tokens, K trajectories; a trajectory whose context roll
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -26,7 +26,7 @@ from turnmill.training.advantages.index import TrajectoryIndex, group_of, row_nu
 from turnmill.training.advantages.precision import at_least_float32
 from turnmill.training.advantages.rows import Rows
 from turnmill.training.batches.ragged import padded, put_ragged
-from turnmill.training.dataset import prompt_lengths, response_lengths, select, tag_column
+from turnmill.training.dataset import LENGTHS, select, tag_columns
 from turnmill.training.row_advantages import ADVANTAGE, RETURN, REWARD
 
 Summary = TypeVar("Summary", bound=EpisodeSummary)
@@ -150,15 +150,16 @@ class TrajectoryBatch:
         data = tq.kv_batch_get(
             keys=meta.keys, partition_id=meta.partition_id, select_fields=[*fields, *["values"] * with_values]
         )
+        prompts_R, responses_R, trained_R = tag_columns(meta, *LENGTHS, TRAINED_TOKENS)
         return cls(
             meta=meta,
             mask_RG=padded(data["response_mask"]),
             scores_RG=padded(data["rm_scores"]),
             old_log_probs_RG=padded(data["old_log_probs"]) if with_reference else None,
             ref_log_probs_RG=padded(data["ref_log_prob"]) if with_reference else None,
-            prompt_lengths_R=prompt_lengths(meta),
-            response_lengths_R=response_lengths(meta),
-            trained_R=tag_column(meta, TRAINED_TOKENS).long(),
+            prompt_lengths_R=prompts_R.long(),
+            response_lengths_R=responses_R.long(),
+            trained_R=trained_R.long(),
             summaries=read_summaries(meta, EpisodeSummary),
             num_unsampled_tokens=_unsampled_tokens(meta),
             values_RG=padded(data["values"]) if with_values else None,
@@ -167,14 +168,14 @@ class TrajectoryBatch:
     @classmethod
     def of_tags(cls, meta: KVBatchMeta) -> "TrajectoryBatch":
         """Return a step's rows with one position each; nothing is read from the queue."""
-        trained_R = tag_column(meta, TRAINED_TOKENS).long()
+        prompts_R, responses_R, trained_R, scores_R = tag_columns(meta, *LENGTHS, TRAINED_TOKENS, SCORE)
         return cls(
             meta=meta,
             mask_RG=(trained_R > 0).long()[:, None],
-            scores_RG=tag_column(meta, SCORE)[:, None],
-            prompt_lengths_R=prompt_lengths(meta),
-            response_lengths_R=response_lengths(meta),
-            trained_R=trained_R,
+            scores_RG=scores_R.float()[:, None],
+            prompt_lengths_R=prompts_R.long(),
+            response_lengths_R=responses_R.long(),
+            trained_R=trained_R.long(),
             summaries=read_summaries(meta, EpisodeSummary),
             num_unsampled_tokens=_unsampled_tokens(meta),
             has_tokens=False,
@@ -201,6 +202,7 @@ class TrajectoryBatch:
             own_scores=all(summary.row_rewards for summary in self.summaries),
             values_RG=self.values_RG,
             states_R=self.states_R,
+            known_index=self._index,
         )
 
     def at_last_tokens(self, values_R: Tensor) -> Tensor:
@@ -220,19 +222,23 @@ class TrajectoryBatch:
         )
 
     @cached_property
-    def _last_rows(self) -> list[int]:
-        return last_rows(self.meta.keys)
+    def _index(self) -> TrajectoryIndex:
+        """The rows of each trajectory."""
+        return TrajectoryIndex.of(self.meta.keys, self.lengths_R)
+
+    @property
+    def groups_K(self) -> list[str]:  # noqa: N802 (named for its axis)
+        """Task of each trajectory."""
+        return [group_of(self.meta.keys[row]) for row in self._index.last_rows]
 
     @property
     def _summaries_R(self) -> list[EpisodeSummary]:  # noqa: N802 (named for its axis)
         """Summary of each row's trajectory."""
-        names = [trajectory_of(key) for key in self.meta.keys]
-        of_trajectory = dict(zip((names[row] for row in self._last_rows), self.summaries, strict=True))
-        return [of_trajectory[name] for name in names]
+        return [self.summaries[number] for number in self._index.trajectory_of_row.tolist()]
 
     def by_trajectory(self, values_R: Tensor) -> dict[str, float]:
         """Return a value that all rows of a trajectory share, by episode id."""
-        values_K = values_R[self._last_rows].tolist()
+        values_K = values_R[self._index.last_rows].tolist()
         return {summary.episode_id: value for summary, value in zip(self.summaries, values_K, strict=True)}
 
     def by_turn(self, values_RG: Tensor) -> Iterator[TokenAdvantages]:
@@ -251,8 +257,8 @@ class TrajectoryBatch:
 
     def response_lengths(self) -> Iterator[tuple[bool, float, float]]:
         """Yield success, generated tokens and turns of each trajectory."""
-        index = TrajectoryIndex.of(self.meta.keys, self.trained_R)
-        tokens_K = self.trained_R.new_zeros(len(index.rows_K)).index_add_(0, index.trajectory_of_row, self.trained_R)
+        of_row = self._index.trajectory_of_row
+        tokens_K = self.trained_R.new_zeros(len(self.summaries)).index_add_(0, of_row, self.trained_R)
         for summary, tokens in zip(self.summaries, tokens_K.tolist(), strict=True):
             yield summary.success, tokens, summary.num_turns
 
@@ -286,12 +292,14 @@ def with_advantages(
 
 
 def _unsampled_tokens(batch: KVBatchMeta) -> int:
-    return sum(int(tag.get(UNSAMPLED_TOKENS, 0)) for tag in batch.tags)
+    return int(sum(tag[UNSAMPLED_TOKENS] for tag in batch.tags if UNSAMPLED_TOKENS in tag))
 
 
-def rewards_of_groups(keys: Sequence[str], summaries: Sequence[EpisodeSummary]) -> dict[str, set[float]]:
-    """Return the distinct rewards of each group's trajectories."""
-    rewards: dict[str, set[float]] = {}
-    for row, summary in zip(last_rows(keys), summaries, strict=True):
-        rewards.setdefault(group_of(keys[row]), set()).add(summary.reward)
-    return rewards
+def groups_with_different_rewards(groups_K: Iterable[str], summaries: Sequence[EpisodeSummary]) -> set[str]:
+    """Return the groups whose trajectories do not all have the same reward; `groups_K` is that of each trajectory."""
+    first: dict[str, float] = {}
+    return {
+        group
+        for group, summary in zip(groups_K, summaries, strict=True)
+        if first.setdefault(group, summary.reward) != summary.reward
+    }

@@ -2,20 +2,24 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from turnmill.core.trajectory import EpisodeSummary
 from turnmill.observability.step_time import IN_FLIGHT, ROLLOUT, SLOTS
 from turnmill.training.batches.diagnostics import by_outcome
 from turnmill.training.batches.rewards import reward_quantiles
-from turnmill.training.batches.trajectory import Split, TrajectoryBatch, rewards_of_groups
+from turnmill.training.batches.trajectory import Split, TrajectoryBatch, groups_with_different_rewards
 
 
-def uniform_groups_ratio(keys: Sequence[str], summaries: Sequence[EpisodeSummary], *, num_dropped: int = 0) -> float:
+def uniform_groups_ratio(batch: TrajectoryBatch, *, num_dropped: int = 0) -> float:
     """Return the share of groups in which all trajectories have the same reward, including dropped groups."""
-    kept = [float(len(found) == 1) for found in rewards_of_groups(keys, summaries).values()]
-    return _mean([*kept, *[1.0] * num_dropped])
+    groups_K = batch.groups_K
+    num_groups = len({*groups_K}) + num_dropped
+    return (num_groups - len(groups_with_different_rewards(groups_K, batch.summaries))) / max(1, num_groups)
 
 
 def rollout_metrics(summaries: Sequence[EpisodeSummary], parts: Split, at_once: int) -> dict[str, float]:
@@ -45,9 +49,7 @@ def trajectory_metrics(batch: TrajectoryBatch, parts: Split, *, at_once: int) ->
     metrics |= by_outcome("turnmill/episode_length", ((each.success, each.num_turns, 1) for each in played))
     metrics |= by_outcome("turnmill/response_length", batch.response_lengths())
     metrics |= reward_quantiles(torch.tensor([each.reward for each in played]))
-    metrics["turnmill/uniform_groups_ratio"] = uniform_groups_ratio(
-        batch.meta.keys, batch.summaries, num_dropped=parts.dropped.num_tasks
-    )
+    metrics["turnmill/uniform_groups_ratio"] = uniform_groups_ratio(batch, num_dropped=parts.dropped.num_tasks)
     metrics["turnmill/token_mismatches"] = float(batch.num_unsampled_tokens)
     metrics |= rollout_metrics(played, parts, at_once)
     metrics |= {f"turnmill/failures/{cause}": float(count) for cause, count in parts.causes.items()}
@@ -58,16 +60,30 @@ def trajectory_metrics(batch: TrajectoryBatch, parts: Split, *, at_once: int) ->
 
 def agent_metrics(summaries: Sequence[EpisodeSummary]) -> dict[str, float]:
     """Return mean, maximum and minimum of each metric over the trajectories that have it."""
-    values: defaultdict[str, list[float]] = defaultdict(list)
-    for summary in summaries:
-        for name, value in summary.metrics.items():
-            values[name].append(value)
     metrics: dict[str, float] = {}
-    for name, of_name in sorted(values.items()):
-        found = [*map(float, of_name)]
+    for name, values in sorted(_values_by_name([summary.metrics for summary in summaries]).items()):
         key = f"turnmill/tool/{name}"
-        metrics |= {f"{key}/mean": _mean(found), f"{key}/max": max(found), f"{key}/min": min(found)}
+        # One after another, as sums of other trajectories are.
+        total = float(values.cumsum()[-1])
+        metrics |= {
+            f"{key}/mean": total / len(values),
+            f"{key}/max": float(values.max()),
+            f"{key}/min": float(values.min()),
+        }
     return metrics
+
+
+def _values_by_name(found: Sequence[Mapping[str, float]]) -> dict[str, npt.NDArray[np.float64]]:
+    """Return the values of each name, which most trajectories have."""
+    kinds = {*map(tuple, found)}
+    if len(kinds) == 1 and (names := [*kinds.pop()]):
+        numbers = chain.from_iterable(each.values() for each in found)
+        return dict(zip(names, np.fromiter(numbers, float).reshape(-1, len(names)).T, strict=True))
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for each in found:
+        for name, value in each.items():
+            values[name].append(value)
+    return {name: np.array(of_name, float) for name, of_name in values.items()}
 
 
 def validation_metrics(summaries: Sequence[EpisodeSummary], *, num_failed: int = 0) -> dict[str, float]:

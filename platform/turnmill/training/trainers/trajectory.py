@@ -23,7 +23,6 @@ from turnmill.core.errors import RunFailedError
 from turnmill.core.trajectory import EpisodeSummary
 from turnmill.observability.advantage_log import TokenAdvantages
 from turnmill.observability.run_folder import RunFolder
-from turnmill.rollout.row_tags import EPISODE
 from turnmill.training.advantages.precision import at_least_float32
 from turnmill.training.advantages.rows import Rows, mean_over_trajectories
 from turnmill.training.algorithms import trajectory_algorithm_of
@@ -43,8 +42,8 @@ from turnmill.training.batches.trajectory_metrics import trajectory_metrics, val
 from turnmill.training.critic_loss import trajectory_value_loss
 from turnmill.training.dataset import response_lengths, rows_as_columns, select
 from turnmill.training.rollout_correction import WEIGHTS
-from turnmill.training.row_advantages import clear
-from turnmill.training.shared_tags import SharedTags, without
+from turnmill.training.row_places import clear
+from turnmill.training.shared_tags import SharedTags
 from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
 from turnmill.training.trainers.base import RunTrainer
 from turnmill.training.trainers.sync import Sync
@@ -115,15 +114,11 @@ class TrajectoryTrainer(RunTrainer):
         self._split.require_few_failures(self.job.spec.training.max_failed_ratio, f"Step {self.global_steps}")
         self._drop_failed(self._split)
         selected = self._select_rows(self._split.survivors)
-        # verl's methods return batches with the tags that the queue has, which lack scores given here. Tags go to the
-        # training workers with every call, which need no summaries.
-        self._tags = dict(zip(selected.keys, selected.tags, strict=True))
-        selected.tags = without(selected.tags, EPISODE)
         self._size_minibatches(len(selected.keys))
         batch = super()._balance_batch(selected, metrics, **named)
         if not self._reads_tokens:
             # Nothing that workers compute is needed for it.
-            self._estimated = self._aside.submit(self._estimate, self._with_summaries(batch), {})
+            self._estimated = self._aside.submit(self._estimate, self._rows_of(batch), {})
         return batch
 
     def _num_trajectories(self, num_tasks: int) -> int:
@@ -166,19 +161,13 @@ class TrajectoryTrainer(RunTrainer):
         """Give rows that did not fail their advantages, after the KL penalty."""
         # Without column names, so that the update reads the columns added here, too.
         batch = select(batch, [True] * len(batch.keys))
-        found = self._estimate(self._with_summaries(batch), metrics) if self._reads_tokens else self._estimated.result()
+        found = self._estimate(self._rows_of(batch), metrics) if self._reads_tokens else self._estimated.result()
         columns = found.advantages_RG, found.returns_RG, found.rewarded.rewards_RG
         found.rows.write(*columns)
         self._correct_off_policy(found.rows.meta, metrics)
         self._fill_padding(batch)
         self._described = self._aside.submit(self._describe, found)
         return batch if self._reads_tokens else with_advantages(batch, found.rows.meta, *columns)
-
-    def _with_summaries(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """Return the rows of a batch without padding, with the summaries of their trajectories."""
-        rows = self._rows_of(batch)
-        rows.tags = SharedTags(self._tags[key] for key in rows.keys)
-        return rows
 
     def _estimate(self, batch: KVBatchMeta, metrics: Metrics) -> Estimate:
         """Estimate the advantages of a step's rows, after the KL penalty, whose metrics are added."""
@@ -272,7 +261,8 @@ class TrajectoryTrainer(RunTrainer):
     def _clear_all_but_one(self, batch: KVBatchMeta) -> None:
         """Drop rows that are not needed any more, beside the next rollout; verl drops the first one."""
         if len(batch.keys) > 1 and not self.config.trainer.get("rollout_data_dir", None):
-            others = KVBatchMeta(keys=batch.keys[1:], tags=batch.tags[1:], partition_id=batch.partition_id)
+            tags = SharedTags(batch.tags[1:])
+            others = KVBatchMeta(keys=batch.keys[1:], tags=tags, partition_id=batch.partition_id)
             del batch.keys[1:], batch.tags[1:]
             self._cleared = self._aside.submit(clear, others)
             if self.global_steps >= self.total_training_steps:

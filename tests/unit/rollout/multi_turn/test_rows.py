@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from support.gateway import bpe_tokenizer, ids_of
-from turnmill.core.trajectory import EpisodeFailure, EpisodeSummary
+from turnmill.core.trajectory import EpisodeFailure
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.journal import NoJournal
 from turnmill.rollout.multi_turn.episode import MultiTurnEpisode
 from turnmill.rollout.multi_turn.rows import answer_of, measure, turn_records, verl_rows
 from turnmill.rollout.multi_turn.tool_results import ToolResult
 from turnmill.rollout.multi_turn.verl_classes import ToolResponse
-from turnmill.rollout.queue_payload import decode
 from turnmill.rollout.token_integrity import pack_tokens
 from turnmill.rollout.verl_classes import TokenOutput
 from turnmill.tasks import Task
@@ -65,11 +64,11 @@ def test_every_row_has_the_columns_and_the_summary_of_its_episode():
         "min_global_steps": 4, "max_global_steps": 5,
     }  # fmt: skip
     assert first.reward_score == last.reward_score == 0.5
-    summary = decode(first.episode_summary, EpisodeSummary)
+    summary = first.episode_summary
     assert first.episode_summary == last.episode_summary
     assert (summary.success, summary.num_turns, summary.num_rows, summary.policy_versions) == (True, 2, 2, (4, 5))
     assert summary.sampled_tokens == pack_tokens(FIRST) + pack_tokens(LAST)
-    assert not decode(verl_rows(outputs, played, 0.0)[0].episode_summary, EpisodeSummary).success
+    assert not verl_rows(outputs, played, 0.0)[0].episode_summary.success
 
 
 def test_log_probs_of_a_loop_are_kept():
