@@ -9,7 +9,6 @@ into the queue. Workers are dealt their rows and answer without computing. No to
 """
 
 import argparse
-import gc
 import json
 import statistics
 import subprocess
@@ -66,8 +65,8 @@ def measure(rows: int, tokens: int, algorithm: str, steps: int) -> dict[str, flo
     import transfer_queue as tq
     from omegaconf import OmegaConf
 
+    from turnmill.core.garbage import collect_rarely
     from turnmill.jobs import load_job
-    from turnmill.runs.task_runner import GARBAGE_THRESHOLDS
     from turnmill.training.verl.config import build_verl_config
     from turnmill.training.verl.patches import queue_controller
 
@@ -86,7 +85,7 @@ def measure(rows: int, tokens: int, algorithm: str, steps: int) -> dict[str, flo
             tq.init(config.transfer_queue)
         ray.get(ray.remote(fill).remote(rows, tokens))
         trainer, found = trainer_without_run(job, config, folder), []
-        gc.set_threshold(*GARBAGE_THRESHOLDS)
+        collect_rarely()
         Path("/proc/self/clear_refs").write_text("5")
         before = memory("VmRSS")
         for repetition in range(steps):

@@ -279,6 +279,7 @@ def verl_loop(engine: Engine, folder: Path, run_dir: Path, turns: int) -> Play:
 def multi_turn(engine: Engine, folder: Path, run_dir: Path, turns: int) -> Play:
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
+    from turnmill.core.garbage import collect_rarely
     from turnmill.rollout.journal import NoJournal
     from turnmill.rollout.multi_turn.worker_mixin import MultiTurnWorkerMixin
     from turnmill.testing.agent_loops import SAMPLING
@@ -286,6 +287,7 @@ def multi_turn(engine: Engine, folder: Path, run_dir: Path, turns: int) -> Play:
     class Worker(MultiTurnWorkerMixin, AgentLoopWorker):
         """Returns the rows that it would put into the queue."""
 
+    collect_rarely()
     worker = Worker(_config(_chat_job(folder, turns), folder, run_dir), engine, None, None, journal=NoJournal())
 
     async def play(number: int) -> Played:
@@ -298,6 +300,7 @@ def multi_turn(engine: Engine, folder: Path, run_dir: Path, turns: int) -> Play:
 def tool(engine: Engine, folder: Path, run_dir: Path, turns: int) -> Play:
     from transformers import AutoTokenizer
 
+    from turnmill.core.garbage import collect_rarely
     from turnmill.rollout.tool_agent.loop import ToolLoop
     from turnmill.rollout.tool_agent.replies import ToolReply
     from turnmill.rollout.tool_agent.rows import verl_rows
@@ -315,6 +318,7 @@ def tool(engine: Engine, folder: Path, run_dir: Path, turns: int) -> Play:
         async def finish(self, trajectory_id: str) -> bool:
             return True
 
+    collect_rarely()
     job = _tool_job(folder, turns)
     config = _config(job, folder, run_dir)
     loop = ToolLoop(

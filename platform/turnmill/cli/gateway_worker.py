@@ -10,6 +10,7 @@ from pathlib import Path
 
 from turnmill.cli.extras import needs_extra
 from turnmill.core.errors import SettingsError
+from turnmill.core.garbage import collect_rarely
 from turnmill.core.http_connections import event_loop_factory, raise_open_files_limit
 from turnmill.core.supervisor import OnReady
 from turnmill.gateway.app import create_app
@@ -103,6 +104,7 @@ async def _serve(
         loop.add_reader(stop_when_readable, stopped.set)
     for server in servers:
         server.start()
+    collect_rarely()
     on_ready([server.url for server in servers])
     await stopped.wait()
     if stop_when_readable is not None:

@@ -13,6 +13,7 @@ import torch
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
 from turnmill.core.errors import RunFailedError
+from turnmill.core.garbage import collect_rarely
 from turnmill.core.tasks import is_cancelled
 from turnmill.jobs import AgentTrainingJob, job_from_json
 from turnmill.jobs.resources import RESOURCE_SHARE, ray_resource
@@ -67,6 +68,7 @@ class LoopWorker(AgentLoopWorkerTQ):
         self._num_forgotten = 0
         self._more_ended = asyncio.Event()
         self.job = job_of(config)
+        collect_rarely()
 
     def loop_arguments(self, config: RunConfig) -> dict[str, Any]:
         """Return the arguments of every agent loop of a run."""

@@ -1,14 +1,12 @@
 """Ray actor that runs the trainer."""
 
-import gc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
 
-GARBAGE_THRESHOLDS = (100_000, 20, 100)
-"""New objects before the trainer's process looks for garbage: Python's 700 are a third of the work of a large step."""
+from turnmill.core.garbage import collect_rarely
 
 
 @ray.remote
@@ -75,7 +73,7 @@ class TurnTaskRunner:
         _require_the_platform(device)
         with queue_controller.applied():
             tq.init(config.transfer_queue)
-        gc.set_threshold(*GARBAGE_THRESHOLDS)
+        collect_rarely()
         trainer: Any = None
         succeeded = False
         try:
