@@ -168,6 +168,25 @@ def test_a_step_with_only_failures_ends_the_run_at_any_limit():
         split(batch(keys, dict.fromkeys(keys, "tool_timeout"))).require_few_failures(1.0, "Step 1")
 
 
+@pytest.mark.parametrize("others", [(), ({"num_turns": 1.0},), ({"late": 0.1, "num_turns": 0.7},)], ids=str)
+def test_agent_metrics_are_sums_of_floats_one_after_another(others: tuple[dict[str, float], ...]):
+    generator = np.random.default_rng(0)
+    found = [{"num_turns": float(one), "cost": float(other)} for one, other in generator.normal(size=(999, 2))]
+    summaries = [summary(1.0, metrics=metrics) for metrics in (*found, *others)]
+
+    metrics = agent_metrics(summaries)
+
+    for name in ("num_turns", "cost"):
+        values = [each.metrics[name] for each in summaries if name in each.metrics]
+        assert metrics[f"turnmill/tool/{name}/mean"] == sum(values) / len(values)
+        assert metrics[f"turnmill/tool/{name}/max"] == max(values)
+        assert metrics[f"turnmill/tool/{name}/min"] == min(values)
+
+
+def test_no_metrics_of_agents_are_none():
+    assert agent_metrics([]) == agent_metrics([summary(1.0, metrics={})]) == {}
+
+
 @pytest.mark.feature("verl-tool", "metrics of the agent")
 def test_agent_metrics_are_logged_as_mean_maximum_and_minimum():
     found = agent_metrics(
