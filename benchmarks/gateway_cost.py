@@ -50,8 +50,11 @@ TOOLS = [
         },
     }
 ]
-SIZES = ((64, 8), (4, 128))
-"""Conversations and their turns: the same number of turns in all."""
+SIZES = ((128, 8), (32, 128))
+"""Conversations and their turns."""
+
+AT_ONCE = 32
+"""Conversations that are held at the same time, whatever their length."""
 
 
 def write_model(folder: Path) -> None:
@@ -230,12 +233,16 @@ async def converse(client: httpx.AsyncClient, server: Server, key: str, turns: i
 
 async def turns_per_second(server: Server, turns: int, conversations: int, observation: str) -> float:
     """Return turns per second of processor time."""
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def hold(client: httpx.AsyncClient, key: str) -> None:
+        async with limit:
+            await converse(client, server, key, turns, observation)
+
     async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
         await converse(client, server, server.keys[0], 2, "warm")
         before = server.cpu_seconds()
-        await asyncio.gather(
-            *(converse(client, server, key, turns, observation) for key in server.keys[1 : conversations + 1])
-        )
+        await asyncio.gather(*(hold(client, key) for key in server.keys[1 : conversations + 1]))
         return conversations * turns / (server.cpu_seconds() - before)
 
 
