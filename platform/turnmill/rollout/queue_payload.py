@@ -3,7 +3,7 @@
 import pickle
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -35,17 +35,18 @@ def decode(value: object, kind: type[Payload]) -> Payload:
     """Decode a column's value, which tensordict may have wrapped. Raises TypeError for a payload of another type."""
     payload = getattr(value, "data", value)
     if isinstance(payload, bytes):
-        if not payload.startswith(pickle.PROTO):
-            end = payload.index(_AFTER_NAME)
-            name = payload[:end].decode()
-            if name != kind.__name__ and name not in (each.__name__ for each in _kinds(kind)):
-                raise TypeError(f"The queue holds a {name} where a {kind.__name__} is expected.")
-            decoded: Payload = _decoder(kind).decode(payload[end + 1 :])
-            return decoded
-        payload = pickle.loads(payload)
+        payload = pickle.loads(payload) if payload.startswith(pickle.PROTO) else _of_msgpack(payload, kind)
     if not isinstance(payload, kind):
         raise TypeError(f"The queue holds a {type(payload).__name__} where a {kind.__name__} is expected.")
     return payload
+
+
+def _of_msgpack(payload: bytes, kind: type[object]) -> object:
+    end = payload.index(_AFTER_NAME)
+    name = payload[:end].decode()
+    if name != kind.__name__ and name not in (each.__name__ for each in _kinds(kind)):
+        raise TypeError(f"The queue holds a {name} where a {kind.__name__} is expected.")
+    return _decoder(kind).decode(payload[end + 1 :])
 
 
 def _kinds(kind: type[object]) -> Iterator[type[object]]:
@@ -55,4 +56,4 @@ def _kinds(kind: type[object]) -> Iterator[type[object]]:
         yield from _kinds(each)
 
 
-_decoder: Callable[[type[object]], Any] = cache(msgspec.msgpack.Decoder)  # type: ignore[assignment]
+_decoder: Callable[[type[object]], msgspec.msgpack.Decoder[object]] = cache(msgspec.msgpack.Decoder)  # type: ignore[assignment]

@@ -7,15 +7,8 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from turnmill.core.trajectory import EpisodeSummary
-from turnmill.training.advantages.index import group_of
-from turnmill.training.batches.trajectory import (
-    DROPPED,
-    Dropped,
-    groups_with_different_rewards,
-    last_rows,
-    read_summaries,
-    split,
-)
+from turnmill.training.advantages.index import group_of, groups_with_different_rewards
+from turnmill.training.batches.trajectory import DROPPED, Dropped, last_rows, read_summaries, split
 from turnmill.training.dataset import select
 from turnmill.training.replay_buffers import StepReplayBuffer
 from turnmill.training.shared_tags import SharedTags
@@ -62,8 +55,8 @@ def partition_groups(batch: KVBatchMeta) -> tuple[KVBatchMeta, KVBatchMeta]:
     if not parts.survivors.keys:
         return batch, parts.survivors
     keys = parts.survivors.keys
-    summaries = read_summaries(parts.survivors, EpisodeSummary)
-    differ = groups_with_different_rewards((group_of(keys[row]) for row in last_rows(keys)), summaries)
+    rewards = (summary.reward for summary in read_summaries(parts.survivors, EpisodeSummary))
+    differ = groups_with_different_rewards((group_of(keys[row]) for row in last_rows(keys)), rewards)
     failed = set(parts.failed.keys)
     is_kept = [key in failed or group_of(key) in differ for key in batch.keys]
     return select(batch, is_kept), select(batch, [not each for each in is_kept])

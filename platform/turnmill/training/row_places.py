@@ -4,7 +4,6 @@ Axes: R rows.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +34,7 @@ def places_of(batch: KVBatchMeta) -> BatchMeta | None:
     present, produced = client.get_production_status(data_fields=first.field_names, partition_id=partition)
     if present is None:
         return None
-    indexes_R = _indexes_of(batch.keys, partition, client, present)
+    indexes_R = _indexes_of(batch.keys, partition, present)
     order = present.argsort()
     rows_R = order[torch.searchsorted(present[order], indexes_R).clamp(max=len(order) - 1)]
     if not present[rows_R].equal(indexes_R) or not produced[rows_R].all():
@@ -59,13 +58,14 @@ def clear(batch: KVBatchMeta) -> None:
         tq.get_client().clear_samples(places)
 
 
-def _indexes_of(keys: Sequence[str], partition: str, client: Any, present: Tensor) -> Tensor:
+def _indexes_of(keys: Sequence[str], partition: str, present: Tensor) -> Tensor:
     """Return the queue's numbers of rows, which it is asked for once, not at each call of workers with these rows."""
     known, indexes_R = _known.get(partition, ((), present[:0]))
     others = len(known) - len(keys)
     if others < 0 or known[others:] != keys:
         indexes = present.tolist()
-        every = dict(zip(client.kv_retrieve_keys(global_indexes=indexes, partition_id=partition), indexes, strict=True))
+        found = tq.get_client().kv_retrieve_keys(global_indexes=indexes, partition_id=partition)
+        every = dict(zip(found, indexes, strict=True))
         others, indexes_R = 0, torch.tensor([every[key] for key in keys])
         _known[partition] = [*keys], indexes_R
     return indexes_R[others:]

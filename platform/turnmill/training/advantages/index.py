@@ -3,7 +3,7 @@
 Axes: R rows, G tokens of a row, K trajectories, L tokens of a whole trajectory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -100,3 +100,10 @@ def group_of(key: str) -> str:
 def row_number(key: str) -> int:
     """Return the position of a row in its trajectory, from its key."""
     return int(key.rsplit("_", 1)[1])
+
+
+def groups_with_different_rewards(groups_K: Iterable[str], rewards_K: Iterable[float]) -> set[str]:
+    """Return the groups whose trajectories differ in reward, from the group and the reward of each."""
+    first: dict[str, float] = {}
+    pairs = zip(groups_K, rewards_K, strict=True)
+    return {group for group, reward in pairs if first.setdefault(group, reward) != reward}

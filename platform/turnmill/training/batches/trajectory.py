@@ -4,7 +4,7 @@ Axes: R rows, G response tokens, K trajectories; a trajectory whose context roll
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -293,13 +293,3 @@ def with_advantages(
 
 def _unsampled_tokens(batch: KVBatchMeta) -> int:
     return int(sum(tag[UNSAMPLED_TOKENS] for tag in batch.tags if UNSAMPLED_TOKENS in tag))
-
-
-def groups_with_different_rewards(groups_K: Iterable[str], summaries: Sequence[EpisodeSummary]) -> set[str]:
-    """Return the groups whose trajectories do not all have the same reward; `groups_K` is that of each trajectory."""
-    first: dict[str, float] = {}
-    return {
-        group
-        for group, summary in zip(groups_K, summaries, strict=True)
-        if first.setdefault(group, summary.reward) != summary.reward
-    }

@@ -10,16 +10,18 @@ import torch
 
 from turnmill.core.trajectory import EpisodeSummary
 from turnmill.observability.step_time import IN_FLIGHT, ROLLOUT, SLOTS
+from turnmill.training.advantages.index import groups_with_different_rewards
 from turnmill.training.batches.diagnostics import by_outcome
 from turnmill.training.batches.rewards import reward_quantiles
-from turnmill.training.batches.trajectory import Split, TrajectoryBatch, groups_with_different_rewards
+from turnmill.training.batches.trajectory import Split, TrajectoryBatch
 
 
 def uniform_groups_ratio(batch: TrajectoryBatch, *, num_dropped: int = 0) -> float:
     """Return the share of groups in which all trajectories have the same reward, including dropped groups."""
     groups_K = batch.groups_K
     num_groups = len({*groups_K}) + num_dropped
-    return (num_groups - len(groups_with_different_rewards(groups_K, batch.summaries))) / max(1, num_groups)
+    differ = groups_with_different_rewards(groups_K, (summary.reward for summary in batch.summaries))
+    return (num_groups - len(differ)) / max(1, num_groups)
 
 
 def rollout_metrics(summaries: Sequence[EpisodeSummary], parts: Split, at_once: int) -> dict[str, float]:
