@@ -1,6 +1,7 @@
 """Limits of workers, rows that cannot be put into the queue, and workers that die: verl alone would go on or wait."""
 
 import asyncio
+import gc
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,15 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from turnmill.core import garbage
 from turnmill.core.errors import RunFailedError
 from turnmill.jobs import load_job
 from turnmill.jobs.resources import RESOURCE_SHARE
+from turnmill.observability import logs
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout import trajectory_worker
 from turnmill.rollout.trajectory_worker import TrajectoryManager, TrajectoryWorker
-from turnmill.rollout.verl_classes import AgentLoopManagerTQ
+from turnmill.rollout.verl_classes import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from turnmill.rollout.verlog.turn_loop_worker import TurnLoopManager, TurnLoopWorker
 from turnmill.rollout.worker import EndedPrompt, LoopManager, LoopWorker, actor_class
 
@@ -100,6 +103,20 @@ async def test_an_error_while_rows_are_put_into_the_queue_ends_the_run_with_its_
 
     assert (failure := worker.folder.read_failure()) is not None
     assert str(error) in str(failure)
+
+
+def test_a_worker_looks_for_cycles_of_garbage_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    thresholds: list[tuple[int, ...]] = []
+    monkeypatch.setattr(AgentLoopWorkerTQ, "__init__", lambda *_: None)
+    monkeypatch.setattr(logs, "configure", lambda *_, **__: None)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.setattr(gc, "set_threshold", lambda *given: thresholds.append(given))
+    job = load_job(EXAMPLES / "tool-arithmetic-cpu.yaml")
+
+    config = OmegaConf.create({"turnmill": {"job": job.model_dump_json(by_alias=True), "run_dir": str(tmp_path)}})
+    LoopWorker.__init__(object.__new__(SlotWorkerWithoutRows), config)
+
+    assert thresholds == [garbage.THRESHOLDS]
 
 
 async def test_cancelled_rows_do_not_end_the_run(worker):
