@@ -1,6 +1,6 @@
 """What a turn costs at the gateway, by the length of the conversation; beside it the servers of others.
 
-.venv/bin/python benchmarks/gateway_cost.py --verifiers PYTHON --rllm PYTHON
+.venv/bin/python benchmarks/gateway_cost.py --verifiers PYTHON --rllm PYTHON [--sizes 128x8 32x128] [--at-once 32]
 
 PYTHON is one of a virtual environment with `verifiers==0.4.0`, and with `rllm-model-gateway==0.1.0`; what is left out
 is not measured. All ask the same engine, which answers with canned tokens at once, for a call of a function; the client
@@ -50,11 +50,6 @@ TOOLS = [
         },
     }
 ]
-SIZES = ((128, 8), (32, 128))
-"""Conversations and their turns."""
-
-AT_ONCE = 32
-"""Conversations that are held at the same time, whatever their length."""
 
 
 def write_model(folder: Path) -> None:
@@ -231,9 +226,9 @@ async def converse(client: httpx.AsyncClient, server: Server, key: str, turns: i
         ]
 
 
-async def turns_per_second(server: Server, turns: int, conversations: int, observation: str) -> float:
-    """Return turns per second of processor time."""
-    limit = asyncio.Semaphore(AT_ONCE)
+async def turns_per_second(server: Server, turns: int, conversations: int, observation: str, *, at_once: int) -> float:
+    """Return turns per second of processor time, with some conversations at a time, whatever their length."""
+    limit = asyncio.Semaphore(at_once)
 
     async def hold(client: httpx.AsyncClient, key: str) -> None:
         async with limit:
@@ -256,7 +251,7 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> list[list[str]
             assert engine.stdout is not None
             engine_url = (await asyncio.to_thread(engine.stdout.readline)).strip()
             for _ in range(arguments.rounds):
-                for conversations, turns in SIZES:
+                for conversations, turns in arguments.sizes:
                     starts = {"turnmill gateway": gateway(folder, engine_url, conversations + 1)}
                     if arguments.verifiers:
                         starts["verifiers 0.4.0"] = interception(
@@ -266,13 +261,15 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> list[list[str]
                         starts["rLLM's gateway 0.1.0"] = rllm_gateway(arguments.rllm, engine_url, conversations + 1)
                     for name, start in starts.items():
                         async with start as server:
-                            rate = await turns_per_second(server, turns, conversations, observation)
+                            rate = await turns_per_second(
+                                server, turns, conversations, observation, at_once=arguments.at_once
+                            )
                         rates.setdefault((name, turns), []).append(rate)
                         print(name, turns, f"{rate:.0f}", file=sys.stderr, flush=True)
         finally:
             engine.terminate()
     medians = {key: statistics.median(values) for key, values in rates.items()}
-    (_, short), (_, long) = SIZES
+    (_, short), (_, long) = arguments.sizes
     return [
         [name, f"{medians[name, short]:.0f}", f"{medians[name, long]:.0f}",
          f"{medians[name, short] / medians[name, long]:.2f}"]
@@ -280,11 +277,19 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> list[list[str]
     ]  # fmt: skip
 
 
+def size(text: str) -> tuple[int, int]:
+    """Return a number of conversations and their turns."""
+    conversations, turns = map(int, text.split("x"))
+    return conversations, turns
+
+
 def main() -> None:
     """Measure, or serve the engine."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--verifiers", help="a Python with verifiers==0.4.0")
     parser.add_argument("--rllm", help="a Python with rllm-model-gateway==0.1.0")
+    parser.add_argument("--sizes", nargs=2, type=size, default=[(128, 8), (32, 128)], help="conversations x turns")
+    parser.add_argument("--at-once", type=int, default=32, help="conversations that are held at the same time")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engine", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -294,7 +299,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         write_model(Path(name))
         rows = asyncio.run(measure(arguments, Path(name)))
-    (_, short), (_, long) = SIZES
+    (_, short), (_, long) = arguments.sizes
     heads = ["server", f"turns per CPU s, {short} turns", f"{long} turns", "ratio"]
     print(table(heads, rows))
 
