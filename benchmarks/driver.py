@@ -68,7 +68,7 @@ def measure(rows: int, tokens: int, algorithm: str, steps: int) -> dict[str, flo
     from turnmill.core.garbage import collect_rarely
     from turnmill.jobs import load_job
     from turnmill.training.verl.config import build_verl_config
-    from turnmill.training.verl.patches import queue_controller
+    from turnmill.training.verl.patches import queue_controller, queue_decoding
 
     # As many for each worker, so that verl adds no rows.
     rows -= rows % (GROUP * NUM_WORKERS)
@@ -81,6 +81,7 @@ def measure(rows: int, tokens: int, algorithm: str, steps: int) -> dict[str, flo
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
         ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=16)
+        queue_decoding.apply()
         with queue_controller.applied():
             tq.init(config.transfer_queue)
         ray.get(ray.remote(fill).remote(rows, tokens))

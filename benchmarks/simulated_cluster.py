@@ -133,7 +133,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     from turnmill.observability.run_folder import RunFolder
     from turnmill.rollout.multi_turn.worker import MultiTurnManager
     from turnmill.training.verl.config import build_verl_config
-    from turnmill.training.verl.patches import queue_controller
+    from turnmill.training.verl.patches import queue_controller, queue_decoding
 
     cluster = Cluster(
         initialize_head=True,
@@ -154,6 +154,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         OmegaConf.set_struct(config, False)
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
+        queue_decoding.apply()
         with queue_controller.applied():
             tq.init(config.transfer_queue)
         TIMELINE.queue = processes("TransferQueueController", "SimpleStorageUnit")

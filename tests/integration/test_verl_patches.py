@@ -21,6 +21,8 @@ import verl.utils.model
 from tensordict import TensorDict
 from torch.distributed.distributed_c10d import BackendConfig
 from torch.distributed.fsdp import CPUOffloadPolicy
+from transfer_queue.utils import serial_utils
+from transfer_queue.utils.serial_utils import MsgpackDecoder
 from verl.plugin import platform
 from verl.utils import tensordict_utils
 from verl.workers import engine_workers
@@ -30,7 +32,15 @@ from verl.workers.engine.fsdp import transformer_impl
 from support.vision import tiny_vision_model
 from turnmill.core.process_mark import PROCESS_MARK
 from turnmill.training.verl.config import compose_defaults
-from turnmill.training.verl.patches import Patch, linear_weights, no_pictures, position_rows, table, vision_attention
+from turnmill.training.verl.patches import (
+    Patch,
+    linear_weights,
+    no_pictures,
+    position_rows,
+    queue_decoding,
+    table,
+    vision_attention,
+)
 
 DEVELOPMENT = Path(__file__).parents[2] / "docs" / "development.md"
 
@@ -121,6 +131,40 @@ def test_queue_controller_is_needed():
     controller = compose_defaults().transfer_queue.controller
 
     assert set(controller) == {"sampler", "polling_mode", "zmq_info"}
+
+
+def test_queue_decoding_is_needed():
+    """The queue calls itself for every value and copies every dictionary that it has received."""
+    source = inspect.getsource(MsgpackDecoder)
+
+    assert "return {k: self._reconstruct_special_types(v) for k, v in obj.items()}" in source
+
+
+def queue_message() -> Any:
+    """A message of rows with tags, and with tensors in every kind of container."""
+    tensors = TensorDict({"a": torch.arange(3), "b": torch.nested.as_nested_tensor([torch.ones(2)] * 3)}, batch_size=3)
+    row = {"score": 0.5, "key": "a_0_0", "episode": b"\0", "none": None, "more": {"list": [1, [2, "x"]]}}
+    return {"rows": {"a_0_0": row, "a_1_0": dict(row)}, "tensors": tensors, "list": [tensors, (1, tensors)], "": {}}
+
+
+def test_queue_decoding_gives_what_was_sent(monkeypatch):
+    encoded = serial_utils.encode(queue_message())
+    expected = serial_utils.decode(encoded)
+
+    # Undone after the test.
+    monkeypatch.setattr(
+        MsgpackDecoder, "_reconstruct_special_types", vars(MsgpackDecoder)["_reconstruct_special_types"]
+    )
+    queue_decoding.apply()
+    decoded = serial_utils.decode(encoded)
+
+    assert MsgpackDecoder._reconstruct_special_types.is_turnmill_patch
+    assert decoded["rows"] == expected["rows"] == queue_message()["rows"]
+    assert [type(each) for each in decoded["list"]] == [type(each) for each in expected["list"]]
+    found = (decoded["tensors"], decoded["list"][0], decoded["list"][1][1])
+    assert all(isinstance(each, TensorDict) and each["a"].tolist() == [0, 1, 2] for each in found)
+    assert [row.tolist() for row in decoded["tensors"]["b"].unbind()] == [[1.0, 1.0]] * 3
+    assert decoded[""] == {}
 
 
 def test_gloo_backend_is_needed():

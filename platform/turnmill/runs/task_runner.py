@@ -51,7 +51,7 @@ class TurnTaskRunner:
         from turnmill.training.agent_kinds import agent_kind
         from turnmill.training.verl.config import build_verl_config
         from turnmill.training.verl.megatron_config import require_packages
-        from turnmill.training.verl.patches import queue_controller
+        from turnmill.training.verl.patches import queue_controller, queue_decoding
 
         configure_verl_logging()
         logs.configure(RunFolder(run_dir), process="trainer")
@@ -71,6 +71,7 @@ class TurnTaskRunner:
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
         _require_the_platform(device)
+        queue_decoding.apply()
         with queue_controller.applied():
             tq.init(config.transfer_queue)
         collect_rarely()
