@@ -745,6 +745,54 @@ async def test_each_call_names_the_version_that_the_last_one_made(new_harness):
     assert [call["after_version"] for call in server.calls] == ["", "7 turn-0", "7 turn-0"]
 
 
+class LosingTools:
+    """Answers calls as a tool server does whose store loses, once, what it has recorded from some call on."""
+
+    def __init__(self, lost_from: int, observe: Callable[[int], str] = lambda executions: "[2]") -> None:
+        self._lost_from, self._observe = lost_from, observe
+        self._records: dict[str, web.Response | tuple[str, str]] = {}
+        self.executed: list[str] = []
+
+    def __call__(self, call: dict[str, Any]) -> web.Response:
+        if call["call_id"] == "turn-2" and self.executed[-1] == "turn-1" and self._lost_from < 2:
+            for number in range(self._lost_from, 2):
+                self._records.pop(f"turn-{number}")
+            self._lost_from = 2
+        known = {version for _, version in self._records.values()}
+        if call["call_id"] not in self._records:
+            if call["after_version"] and call["after_version"] not in known:
+                return web.Response(status=409, text='{"detail": "lost", "cause": "lost_write"}')
+            self.executed.append(call["call_id"])
+            observed = self._observe(self.executed.count(call["call_id"]))
+            self._records[call["call_id"]] = observed, f"{len(self.executed)} {call['call_id']}"
+        observed, version = self._records[call["call_id"]]
+        body = {"observations": [observed], "dones": [False], "valids": [True], "versions": [version]}
+        return web.json_response(body)
+
+
+@pytest.mark.parametrize(("lost_from", "again"), [(1, ["turn-1"]), (0, ["turn-0", "turn-1"])])
+async def test_calls_that_the_store_lost_are_made_again_with_their_ids(new_harness, lost_from, again):
+    calls = [f"<py>{number}</py>" for number in range(3)]
+    tools = LosingTools(lost_from)
+    async with HttpTools(tools) as server:
+        result = await new_harness([*calls, ANSWER], server, maxTurns=3).play()
+
+    assert tools.executed == ["turn-0", "turn-1", *again, "turn-2"]
+    assert text_of(result) == "".join(f"{call}[2]" for call in calls) + ANSWER
+    for name in ("action", "current_step", "turns_left"):
+        assert len({(call["call_id"], call[name]) for call in server.calls}) == 3
+    assert len({call["trajectory"] for call in server.calls}) == 1
+
+
+async def test_a_trajectory_fails_where_a_lost_call_observes_something_else(new_harness):
+    tools = LosingTools(0, lambda executions: f"[{executions}]")
+    async with HttpTools(tools) as server:
+        failure = await new_harness([CALL, CALL, CALL, ANSWER], server, maxTurns=3).play()
+
+    assert (failure.cause, tools.executed) == ("tool_lost_write", ["turn-0", "turn-1", "turn-0"])
+    assert "'turn-0', sent again, got another observation" in failure.message
+
+
 async def test_an_error_that_a_tool_reports_is_an_observation(new_harness):
     async with HttpTools(lambda call: {"obs": "[no such file]", "error": "ENOENT"}) as server:
         harness = new_harness([CALL, ANSWER], server)

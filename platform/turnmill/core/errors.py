@@ -116,7 +116,7 @@ class PoisonCallError(StoreError):
 
 
 class LostWriteError(StoreError):
-    """The store lost a call that it had acknowledged: what is left is older than what the trajectory has seen."""
+    """The store lost state of a tool that it had acknowledged: what is left is older than what the trajectory saw."""
 
     cause: ClassVar[str] = "lost_write"
     is_final: ClassVar[bool] = True

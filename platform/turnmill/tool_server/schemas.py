@@ -99,7 +99,8 @@ class ObservationResponse(ApiModel):
     """True for actions that a tool accepted."""
 
     versions: list[str]
-    """Versions of the trajectories after the calls, for `after_version`; empty for calls that are not recorded."""
+    """Versions of the trajectories after the calls, for `after_version`; empty for calls that are not recorded, and for
+    those of tools without state."""
 
     processing_time_ms: float
     """Milliseconds spent on the calls."""

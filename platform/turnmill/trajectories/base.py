@@ -76,8 +76,13 @@ class Claim:
 
     @property
     def version_after(self) -> str:
-        """Version of the trajectory once the call is committed; empty for a call without an id."""
-        return "" if self.key.call_id is None or not self.token else version_of(self.token, self.key.call_id)
+        """Version of the trajectory once the call is committed; empty for a call without an id, or of a stateless tool.
+
+        What a stateless tool did is not older where the store has lost its record: the trajectory goes on.
+        """
+        if self.key.call_id is None or not self.token or not self.stateful:
+            return ""
+        return version_of(self.token, self.key.call_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,4 +91,4 @@ class Recorded:
 
     result: bytes
     version: str = field(default="", compare=False)
-    """Version of the trajectory after the call."""
+    """Version of the trajectory after the call; empty for a call of a stateless tool."""

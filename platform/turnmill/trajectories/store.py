@@ -268,7 +268,7 @@ class TrajectoryStore:
             deadline=deadline,
         )
         if answer == b"recorded":
-            return Recorded(rest[0], version_of(int(rest[1]), key.call_id or ""))
+            return Recorded(rest[0], version_of(int(rest[1]), key.call_id or "") if stateful else "")
         if answer == b"held":
             return _Held(rest[0].decode())
         if answer != b"claimed":

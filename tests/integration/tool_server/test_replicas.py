@@ -14,6 +14,8 @@ import redis
 from support.server_process import NewServer, ServerProcess, alive, eventually
 from turnmill.core.errors import ToolCallPoisonError
 from turnmill.rollout.tool_agent.client import ToolRequest, ToolServerClient
+from turnmill.testing.agent_loops import END, TOKENIZER, ToolLoopHarness, tool_job
+from turnmill.testing.policies import Request
 
 
 @pytest.fixture
@@ -127,6 +129,46 @@ def test_a_call_after_one_that_the_store_lost_is_refused(pair: list[ServerProces
 
     assert (refused.status_code, refused.json()["cause"]) == (409, "lost_write")
     assert version in refused.json()["detail"]
+
+
+def test_a_trajectory_of_tools_without_state_goes_on_where_the_store_lost_its_calls(
+    new_server: NewServer, redis_url: str
+):
+    server = new_server("--tool_type", "python_code", "--redis", redis_url)
+    call = "<python>print(1)</python>"
+    (version,) = server.post(["t"], [call], extra_fields=[{"call_id": "1"}]).json()["versions"]
+    assert version == ""
+    with redis.Redis.from_url(redis_url, protocol=2) as client:
+        client.flushall()
+
+    answer = server.post(["t"], [call], extra_fields=[{"call_id": "2", "after_version": version}])
+
+    assert answer.status_code == 200
+
+
+async def test_an_agent_loop_has_calls_executed_again_that_the_store_lost(
+    new_server: NewServer, redis_url: str, tmp_path: Path
+):
+    server = new_server("--tool_type", "bash_terminal", "--redis", redis_url)
+    calls = ["<bash>export WORD=kept; echo there > ~/file</bash>", "<bash>echo $WORD; cat ~/file</bash>"]
+    answers = iter([*calls, f"done{END}"])
+
+    def answer(request: Request) -> str:
+        response = next(answers)
+        if response == calls[1]:
+            with redis.Redis.from_url(redis_url, protocol=2) as client:
+                client.flushall()
+        return response
+
+    job = tool_job(stopTokens=["</bash>"], maxTurns=2, toolCallTimeout=60.0, maxResponseLength=2000)
+    harness = ToolLoopHarness(tmp_path / "run", answer, job, server.url)
+    try:
+        result = await harness.play()
+    finally:
+        await harness.loop.close()
+
+    text = "".join(TOKENIZER.decode(row.response.ids) for row in result.rows)
+    assert "kept\nthere\n" in text
 
 
 @pytest.mark.parametrize("version", ["1", " 1 call", "1\n2", 7, {"a": 1}, "9" * 17 + " call", "1 " + "x" * 513])

@@ -24,7 +24,7 @@ from turnmill.trajectories.embedded import EmbeddedStore
 from turnmill.trajectories.settings import StoreSettings
 from turnmill.trajectories.store import TrajectoryStore
 
-SHELL = "bash_terminal"
+SHELL, SEARCH = "bash_terminal", "google_search"
 FIRST = CallKey("trajectory-1", "call-1")
 SECOND = CallKey("trajectory-1", "call-2")
 WITHOUT_ID = CallKey("trajectory-1", None)
@@ -631,6 +631,15 @@ async def test_a_call_after_a_version_of_a_call_without_id_is_executed(new_serve
     assert held.version_after == ""
     await commit(new_server(), held)
     assert await version(new_server(), replace(SECOND, after=held.version_after))
+
+
+async def test_a_call_of_a_tool_without_state_has_no_version_that_the_store_could_lose(new_server):
+    held = await claim(new_server(), FIRST, SEARCH, stateful=False)
+    await commit(new_server(), held)
+
+    assert held.token
+    assert held.version_after == ""
+    assert await new_server().begin(FIRST, SEARCH, stateful=False, deadline=deadline_in(10)) == Recorded(b"done")
 
 
 async def test_state_from_before_a_version_is_refused(new_server, redis_url):

@@ -4,16 +4,22 @@ One file, since playing a turn and restoring it from the journal must do the sam
 """
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 from PIL.Image import Image
 
-from turnmill.core.errors import ToolCallConnectionError, ToolCallError, ToolCallTimeoutError
+from turnmill.core.errors import (
+    ToolCallConnectionError,
+    ToolCallError,
+    ToolCallLostWriteError,
+    ToolCallTimeoutError,
+)
 from turnmill.core.trajectory import EpisodeSummary, TrajectoryOutcome, Turn, complete_turns
 from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.rollout.episode_id import EpisodeId
@@ -38,6 +44,11 @@ from turnmill.tasks import Answer, Task
 
 ANSWER_MARKS = ("\\boxed", "final_answer(")
 TOOL_SIGNALED_DONE = TrajectoryOutcome("completed", "tool_signaled_done")
+
+BEFORE_FIRST_RESPONSE = "before"
+"""Id of the call that `callToolFirst` asks for."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +246,7 @@ class Episode:
         await self._observe(response, answer, response.tokens.ids)
 
     async def _call_before_first_response(self) -> None:
-        answer = await self._call("", call_id="before")
+        answer = await self._call("", call_id=BEFORE_FIRST_RESPONSE)
         await self._observe(Response(Tokens(), "", "", generated=False), answer, self.prompt_ids)
 
     async def _observe(self, response: Response, answer: ToolReply, preceding_ids: Sequence[int]) -> None:
@@ -260,21 +271,15 @@ class Episode:
         """Return a tool's answer; a failed call raises ToolCallError or ends the episode with verl-tool's message."""
         assert self._loop.tools is not None
         number = self._num_responses
-        extra = {
-            **({"images": self._prompt_images} if self._prompt_images else {}),
-            **self.task.extra_info,
-            "current_step": number,
-            "max_turns": self._limits.max_turns,
-            "turns_left": max(0, self._limits.max_turns - number - 1),
-            "call_id": call_id or f"turn-{number}",
-            # Of the last call that was recorded: the tools' state must not be older.
-            "after_version": next((turn.tool_version for turn in reversed(self.turns) if turn.tool_version), ""),
-        }
-        request = ToolRequest(self.trajectory_id, action, extra)
+        call_id = call_id or _call_id(number)
         started = time.monotonic()
         try:
             with self.timing.measure("tools"):
-                answer = await self._loop.tools.call(request)
+                try:
+                    answer = await self._loop.tools.call(self._request(action, number, call_id))
+                except ToolCallLostWriteError as error:
+                    await self._repeat_lost_calls(error)
+                    answer = await self._loop.tools.call(self._request(action, number, call_id))
         except ToolCallError as error:
             self._metrics.add("tool_call_success", 0.0)
             if self._agent.on_tool_failure == "fail":
@@ -285,6 +290,44 @@ class Episode:
             self._metrics.sum("interact_time_time_sec", self._call_seconds)
         measure_call(self._metrics, answer)
         return answer
+
+    def _request(self, action: str, number: int, call_id: str, turns: int | None = None) -> ToolRequest:
+        """Return the call of an action after so many responses; by default after all turns."""
+        before = self.turns[:turns]
+        extra = {
+            **({"images": self._prompt_images} if self._prompt_images else {}),
+            **self.task.extra_info,
+            "current_step": number,
+            "max_turns": self._limits.max_turns,
+            "turns_left": max(0, self._limits.max_turns - number - 1),
+            "call_id": call_id,
+            # Of the last call that changed the tools' state, which must not be older.
+            "after_version": next((turn.tool_version for turn in reversed(before) if turn.tool_version), ""),
+        }
+        return ToolRequest(self.trajectory_id, action, extra)
+
+    async def _repeat_lost_calls(self, lost: ToolCallLostWriteError) -> None:
+        """Send all calls of tools with state again, with their ids, so that the store has again what it has lost.
+
+        What it still has is answered from its records; the rest is executed again, with the same idempotency keys.
+        Raises ToolCallLostWriteError if one gives another observation, as the context would not be about the tools'
+        state, or if there are none.
+        """
+        assert self._loop.tools is not None
+        if not any(turn.tool_version for turn in self.turns):
+            raise lost
+        number = 0
+        for position, turn in enumerate(self.turns):
+            if turn.tool_version:
+                call_id = _call_id(number) if has_response(turn) else BEFORE_FIRST_RESPONSE
+                answer = await self._loop.tools.call(self._request(turn.action, number, call_id, turns=position))
+                if not _is_answer(answer, turn):
+                    raise ToolCallLostWriteError(
+                        f"{lost} Its call {call_id!r}, sent again, got another observation."
+                    ) from lost
+                self.turns[position] = replace(turn, tool_version=answer.version)
+            number += has_response(turn)
+        log.warning("Calls sent again", extra={"trajectory": self.name, "cause": str(lost)})
 
     def _failure_message(self, error: ToolCallError) -> str:
         if isinstance(error, ToolCallTimeoutError):
@@ -404,3 +447,14 @@ class Episode:
             prediction=prediction,
         )
         return EpisodeResult(summary, rows, self._outcome.detail, self.trained)
+
+
+def _call_id(number: int) -> str:
+    """Return the id of a response's call."""
+    return f"turn-{number}"
+
+
+def _is_answer(answer: ToolReply, turn: Turn) -> bool:
+    """Return whether a tool has answered what it answered in a turn, of whose images some may have been left out."""
+    said = (answer.text, answer.valid, answer.done, answer.reward or 0.0)
+    return said == (turn.observation, turn.valid, turn.done, turn.reward) and set(turn.images) <= set(answer.images)
