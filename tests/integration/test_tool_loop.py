@@ -2,6 +2,7 @@ import asyncio
 import math
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from datetime import date
 from typing import Any
@@ -19,6 +20,7 @@ from turnmill.core.loop_time import LoopTime
 from turnmill.core.observations import INVALID_ACTION_NOTICE
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.jobs.trajectory_algorithms import Grpo
+from turnmill.rollout.generation import RESPONSES, STARTS
 from turnmill.rollout.token_integrity import count_unsampled_tokens
 from turnmill.rollout.tool_agent.client import ToolRequest, ToolServerClient, parse_urls
 from turnmill.rollout.tool_agent.rows import EpisodeResult, verl_rows
@@ -743,6 +745,40 @@ async def test_each_call_names_the_version_that_the_last_one_made(new_harness):
         await new_harness([CALL, CALL, CALL, ANSWER], server, maxTurns=3).play()
 
     assert [call["after_version"] for call in server.calls] == ["", "7 turn-0", "7 turn-0"]
+
+
+async def test_trajectories_that_begin_at_once_leave_the_event_loop_free(new_harness, server):
+    """The loop gets to its timers between any two that begin, and after every few responses."""
+    harness = new_harness(lambda request: ANSWER, server)
+    loop, iterations, begun, read = asyncio.get_running_loop(), Counter[str](), Counter[int](), Counter[int]()
+    sources, parser = harness.loop.sources, harness.loop.response_parser
+
+    def count() -> None:
+        iterations["now"] += 1
+        loop.call_soon(count)
+
+    def noted(function: Callable[..., Any], times: Counter[int]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            times[iterations["now"]] += 1
+            return function(*arguments)
+
+        return call
+
+    together, generate = asyncio.Barrier(20), harness.policy.generate
+
+    async def generate_together(*arguments: Any, **more: Any) -> Any:
+        output = await generate(*arguments, **more)
+        await together.wait()
+        return output
+
+    harness.policy.generate = generate_together
+    sources.task = noted(sources.task, begun)
+    parser.find_action = noted(parser.find_action, read)
+    loop.call_soon(count)
+    await asyncio.gather(*(harness.play(sample=sample) for sample in range(20)))
+
+    assert (begun.total(), max(begun.values())) == (20, STARTS)
+    assert (read.total(), max(read.values())) == (20, RESPONSES)
 
 
 class LosingTools:

@@ -11,6 +11,9 @@ from turnmill.core.errors import InferenceError
 from turnmill.rollout.verl_classes import TokenOutput
 from turnmill.rollout.verl_types import LLMClient
 
+STARTS, RESPONSES = 1, 4
+"""Trajectories that begin, and responses that are read, in one iteration of an event loop: some milliseconds."""
+
 
 class SampledEpisode(Protocol):
     """An episode whose responses are sampled."""

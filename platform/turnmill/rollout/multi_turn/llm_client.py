@@ -4,9 +4,10 @@ import time
 from collections.abc import Sequence
 
 from turnmill.core.errors import EpisodeError, InferenceError
+from turnmill.core.pace import Pace
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
-from turnmill.rollout.generation import generate, sampling_seed
+from turnmill.rollout.generation import RESPONSES, generate, sampling_seed
 from turnmill.rollout.multi_turn.episode import CURRENT_EPISODE, MultiTurnEpisode
 from turnmill.rollout.verl_classes import TokenOutput
 from turnmill.rollout.verl_types import LLMClient, SamplingParams
@@ -19,6 +20,7 @@ class EpisodeClient:
         self._client = client
         self._job = job
         self._folder = folder
+        self._responses = Pace(RESPONSES)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._client, name)
@@ -34,6 +36,7 @@ class EpisodeClient:
         asked_at = time.time()
         with episode.timing.measure("generation"):
             output = await self._generate(episode, prompt_ids, sampling_params, media)
+        await self._responses.wait()
         await episode.record_response(prompt_ids, output, asked_at=asked_at)
         self._folder.beat()
         return output

@@ -10,11 +10,13 @@ from verl.experimental.agent_loop.agent_loop import register
 
 from turnmill.core.errors import AgentLoopError, EpisodeError, SettingsError
 from turnmill.core.lookup import suggestion
+from turnmill.core.pace import Pace
 from turnmill.core.trajectory import EpisodeFailure, TrajectoryOutcome
 from turnmill.jobs import job_from_json
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.rollout.episode_id import EpisodeId
+from turnmill.rollout.generation import STARTS
 from turnmill.rollout.journal import Journal
 from turnmill.rollout.multi_turn.dataset_fields import dataset_fields
 from turnmill.rollout.multi_turn.episode import CURRENT_EPISODE, MultiTurnEpisode
@@ -57,6 +59,7 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
         self.run_name = self.folder.run_name()
         self.log = TrajectoryLog(self.folder, sample_share=self.job.spec.tracking.recorded_share)
         self.journal = journal
+        self._starts = Pace(STARTS)
         self.llm_client = EpisodeClient(self.llm_client, self.job, self.folder)
         schemas = read_schemas(config.actor_rollout_ref.rollout.multi_turn.tool_config_path)
         for tool in self.tools:
@@ -76,6 +79,7 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
         self, sampling_params: SamplingParams, *, validate: bool, **row: Unpack[BatchRow]
     ) -> EpisodeFailure | list[EpisodeRow]:
         """Play one episode of one task; return its rows, or its failure."""
+        await self._starts.wait()
         name = EpisodeId(int(row["global_steps"]), int(row["index"]), int(row["session_id"]), validate)
         episode = MultiTurnEpisode(
             name,

@@ -9,12 +9,13 @@ from pathlib import Path
 from PIL.Image import Image
 
 from turnmill.core.errors import AgentLoopError, EpisodeError, SettingsError
+from turnmill.core.pace import Pace
 from turnmill.core.trajectory import EpisodeFailure, TrajectoryOutcome
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnPosition, TurnRecord
 from turnmill.rollout.episode_id import EpisodeId
-from turnmill.rollout.generation import generate, sampling_seed
+from turnmill.rollout.generation import RESPONSES, STARTS, generate, sampling_seed
 from turnmill.rollout.journal import Journal, NoJournal
 from turnmill.rollout.task_images import MEDIA_FIELDS, build_messages, images_in
 from turnmill.rollout.task_sources import TaskSources
@@ -60,6 +61,7 @@ class ToolLoop(AgentLoopBase):
             self.sources.training.require_json()
         self.journal: Journal = journal or NoJournal()
         self._releases: set[asyncio.Task[None]] = set()
+        self._starts, self._responses = Pace(STARTS), Pace(RESPONSES)
 
     def _create_client(self, urls: str | None) -> ToolServerClient | None:
         if urls is None:
@@ -87,6 +89,7 @@ class ToolLoop(AgentLoopBase):
         **_: object,
     ) -> EpisodeResult | EpisodeFailure:
         """Play one trajectory of a task; return its result, or its failure."""
+        await self._starts.wait()
         position, step, sample = int(index), int(global_steps), int(session_id)
         name = EpisodeId(step, position, sample, validate)
         episode = Episode(name, self.sources.task(name), self, self._limits(validate=validate), sampling_params)
@@ -166,6 +169,7 @@ class ToolLoop(AgentLoopBase):
             timeout_seconds=training.timeouts.request_seconds,
             **({"image_data": list(images)} if images else {}),
         )
+        await self._responses.wait()
         placeholders = self.observation_tokenizer.placeholder_ids
         if not placeholders.isdisjoint(output.token_ids):
             raise AgentLoopError(
