@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from chaos.measures import Played
@@ -67,9 +68,12 @@ class Verifiers:
 
 
 def _rows(folder: Path) -> list[dict[str, object]]:
-    file = folder / "results" / "results.jsonl"
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    """Return the saved results, without those that were torn by a full disk."""
+    file, rows = folder / "results" / "results.jsonl", []
+    for line in file.read_text().split("\n")[:-1] if file.exists() else []:
+        with suppress(ValueError):
+            rows.append(json.loads(line))
+    return rows
 
 
 SYSTEM = Verifiers()
