@@ -8,6 +8,9 @@ DEVICE ?= $(or $(patsubst $(VENV)/installed-%,%,$(firstword $(wildcard $(VENV)/i
 STAMP := $(VENV)/installed-$(DEVICE)
 # What builds an image from TAG [OPTIONS] FOLDER.
 BUILD_IMAGE ?= buildah build --tag
+# What builds the trainer's image for a device.
+build_trainer = $(BUILD_IMAGE) turnmill/trainer:0.1.0$(patsubst %,-%,$(filter cuda,$(1))) --build-arg DEVICE=$(1) \
+	--file images/trainer/Containerfile .
 # Test files that run side by side: one per core, four at most (`nproc` alone would answer OMP_NUM_THREADS).
 JOBS ?= $(shell n=$$(nproc --all); echo $$((n < 4 ? n : 4)))
 
@@ -43,8 +46,7 @@ $(STAMP): pyproject.toml requirements/$(DEVICE).txt requirements/hashes.txt requ
 	@touch $@
 
 image: ## Build the trainer's image; with DEVICE=cuda the one for GPUs, which checks itself (minutes, 10 GB)
-	$(BUILD_IMAGE) turnmill/trainer:0.1.0$(patsubst %,-%,$(filter cuda,$(DEVICE))) --build-arg DEVICE=$(DEVICE) \
-		--file images/trainer/Containerfile .
+	$(call build_trainer,$(DEVICE))
 
 extras: $(STAMP) ## Install what environments need that do not go with the rest: .venv-nethack, -textworld, -verifiers
 	@for extra in nethack textworld verifiers; do \
@@ -81,9 +83,11 @@ check: $(STAMP) ## Run what CI runs before the tests: ruff, mypy, import-linter,
 	$(BIN)/python benchmarks/nightly_tests.py check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-nightly: $(STAMP) ## Run what takes hours: the longest tests, then every example for a CPU, for docs/learning.md
+nightly: $(STAMP) ## Run what takes hours: the image for GPUs, the longest tests, then every example for a CPU, for docs/learning.md
 	@export OMP_NUM_THREADS=1; status=0; \
-	$(if $(ARGS),,$(BIN)/python benchmarks/nightly_tests.py run || status=1; $(BIN)/python benchmarks/nightly_tests.py page; \
+	$(if $(ARGS),,if command -v $(firstword $(BUILD_IMAGE)) > /dev/null; then $(call build_trainer,cuda) || status=1; \
+		else echo "No image for GPUs was built: install $(firstword $(BUILD_IMAGE)), or name another builder in BUILD_IMAGE."; fi; \
+		$(BIN)/python benchmarks/nightly_tests.py run || status=1; $(BIN)/python benchmarks/nightly_tests.py page; \
 		$(BIN)/python benchmarks/rl_chaos.py run --systems turnmill verl || status=1; $(BIN)/python benchmarks/rl_chaos.py page;) \
 	$(BIN)/python benchmarks/learning.py run $(ARGS) || status=1; \
 	$(BIN)/python benchmarks/learning.py page; exit $$status
