@@ -1,5 +1,6 @@
 """Failures of the tool servers and stores that a run on one machine starts."""
 
+import signal
 import subprocess
 import sys
 import uuid
@@ -16,7 +17,7 @@ from turnmill.jobs.tool_server import RunToolServer
 from turnmill.observability.run_folder import RunFolder
 from turnmill.runs import services as module
 from turnmill.runs.processes import Owner
-from turnmill.runs.server_process import is_healthy
+from turnmill.runs.server_process import answers, is_healthy
 from turnmill.runs.services import ToolServerProcess, services
 from turnmill.testing.agent_loops import tool_job
 from turnmill.trajectories.embedded import EmbeddedStore
@@ -107,6 +108,39 @@ def test_a_failed_restart_of_a_server_is_retried(tmp_path, monkeypatch):
     server._process.kill()
 
     assert eventually(lambda: refused and is_healthy(server.url), seconds=60)
+    server.stop()
+
+
+def test_a_server_that_hangs_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "HUNG_SECONDS", 1.0)
+    server = server_that_runs(lambda port: [sys.executable, "-c", SERVER, str(port)], tmp_path, monkeypatch)
+    server.start()
+    hung = server._process
+    assert hung is not None
+
+    hung.send_signal(signal.SIGSTOP)
+
+    assert eventually(lambda: server._process is not hung and is_healthy(server.url), seconds=60)
+    assert hung.returncode == -signal.SIGKILL
+    server.stop()
+
+
+def test_a_server_that_answers_is_kept_even_if_it_is_not_well(tmp_path, monkeypatch):
+    """Without its store, a tool server answers 503."""
+    monkeypatch.setattr(module, "HUNG_SECONDS", 0.0)
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.0)
+    unwell = SERVER.replace("send_response(200)", "send_response(503 if Path(sys.argv[2]).exists() else 200)")
+    unwell = f"from pathlib import Path{unwell}"
+    mark = tmp_path / "unwell"
+    server = server_that_runs(lambda port: [sys.executable, "-c", unwell, str(port), str(mark)], tmp_path, monkeypatch)
+    server.start()
+    first = server._process
+    mark.touch()
+    asked = []
+    monkeypatch.setattr(module, "answers", lambda url: asked.append(answers(url)) or asked[-1])
+
+    assert eventually(lambda: len(asked) > 3, seconds=60)
+    assert (server._process is first, all(asked), is_healthy(server.url)) == (True, True, False)
     server.stop()
 
 

@@ -7,14 +7,27 @@ from pathlib import Path
 
 from turnmill.core.errors import SettingsError
 
+HEALTH_SECONDS = 2.0
+
 
 def is_healthy(url: str) -> bool:
-    """Return whether a server answers at `/health`."""
+    """Return whether a server answers at `/health` that all is well."""
+    return _health(url) == 200
+
+
+def answers(url: str) -> bool:
+    """Return whether a server answers at `/health`, whatever it says."""
+    return _health(url) is not None
+
+
+def _health(url: str) -> int | None:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2) as response:
-            return bool(response.status == 200)
+        with urllib.request.urlopen(f"{url}/health", timeout=HEALTH_SECONDS) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
     except (urllib.error.URLError, OSError):
-        return False
+        return None
 
 
 def require_access(urls: str | None) -> None:

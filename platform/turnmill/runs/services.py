@@ -16,13 +16,17 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.tool_server import RunToolServer
 from turnmill.observability.run_folder import RunFolder
 from turnmill.runs.processes import Owner
-from turnmill.runs.server_process import is_healthy, stop, tail
+from turnmill.runs.server_process import answers, is_healthy, stop, tail
 from turnmill.training.agent_kinds import agent_kind
 from turnmill.trajectories.address import JournalAddress
 from turnmill.trajectories.embedded import EmbeddedStore
 
 STORE_VARIABLE = "TURNMILL_REDIS"
 START_SECONDS, STOP_SECONDS, WAIT_SECONDS = 120.0, 10.0, 0.2
+ASK_SECONDS, HUNG_SECONDS = 1.0, 15.0
+"""Time between two questions whether the tool server is there, and without an answer until it is taken for hung: a call
+that waits for it has half a minute by default, in which another server must have started."""
+
 LOG_LINES = 5
 
 log = logging.getLogger(__name__)
@@ -70,7 +74,7 @@ def _store(folder: RunFolder, owner: Owner) -> Iterator[str]:
 
 
 class ToolServerProcess:
-    """A `turnmill tool-server` on a free loopback port, which is restarted if it ends early."""
+    """A `turnmill tool-server` on a free loopback port, which is restarted if it ends early, or answers no more."""
 
     def __init__(self, tools: str, store_url: str, settings: RunToolServer, *, run_name: str, log_file: Path) -> None:
         self._tools = tools
@@ -132,11 +136,22 @@ class ToolServerProcess:
             )
 
     def _watch(self) -> None:
+        asked, hung_at = 0.0, time.monotonic() + HUNG_SECONDS
         while not self._stopping.wait(WAIT_SECONDS):
-            if self._process is not None and self._process.poll() is not None:
+            if self._process is None:
+                continue
+            if self._process.poll() is not None:
                 log.warning("Tool server ended and is started again", extra={"exit_code": self._process.returncode})
+                hung_at = time.monotonic() + START_SECONDS
                 try:
                     self._launch()
                 except OSError as error:
                     # Memory or disk may be short at present, as when the server was killed for it.
                     log.warning("Tool server cannot be started", extra={"error": str(error)})
+            elif time.monotonic() >= asked + ASK_SECONDS:
+                if answers(self.url):
+                    hung_at = time.monotonic() + HUNG_SECONDS
+                elif time.monotonic() >= hung_at:
+                    log.warning("Tool server does not answer and is killed", extra={"seconds": HUNG_SECONDS})
+                    self._process.kill()
+                asked = time.monotonic()
