@@ -280,7 +280,6 @@ def multi_turn(engine: Engine, folder: Path, run_dir: Path, turns: int) -> Play:
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
     from turnmill.core.garbage import collect_rarely
-    from turnmill.core.pace import switch_threads_often
     from turnmill.rollout.journal import NoJournal
     from turnmill.rollout.multi_turn.worker_mixin import MultiTurnWorkerMixin
     from turnmill.testing.agent_loops import SAMPLING
@@ -289,7 +288,6 @@ def multi_turn(engine: Engine, folder: Path, run_dir: Path, turns: int) -> Play:
         """Returns the rows that it would put into the queue."""
 
     collect_rarely()
-    switch_threads_often()
     worker = Worker(_config(_chat_job(folder, turns), folder, run_dir), engine, None, None, journal=NoJournal())
 
     async def play(number: int) -> Played:
@@ -303,7 +301,6 @@ def tool(engine: Engine, folder: Path, run_dir: Path, turns: int) -> Play:
     from transformers import AutoTokenizer
 
     from turnmill.core.garbage import collect_rarely
-    from turnmill.core.pace import switch_threads_often
     from turnmill.rollout.tool_agent.loop import ToolLoop
     from turnmill.rollout.tool_agent.replies import ToolReply
     from turnmill.rollout.tool_agent.rows import verl_rows
@@ -322,7 +319,6 @@ def tool(engine: Engine, folder: Path, run_dir: Path, turns: int) -> Play:
             return True
 
     collect_rarely()
-    switch_threads_often()
     job = _tool_job(folder, turns)
     config = _config(job, folder, run_dir)
     loop = ToolLoop(

@@ -1,19 +1,7 @@
-"""What keeps an event loop answering while thousands of coroutines, and threads, have something to do."""
+"""A pace for coroutines that could all go on at once."""
 
 import asyncio
-import sys
 from collections import deque
-
-SWITCH_SECONDS = 0.002
-"""Shorter ones cost a turn whose tool runs in a thread a quarter of its processor time again."""
-
-
-def switch_threads_often() -> None:
-    """Let threads take turns after 2 ms, instead of 5.
-
-    An event loop gives the interpreter away at every system call, and would wait for each busy thread that long.
-    """
-    sys.setswitchinterval(SWITCH_SECONDS)
 
 
 class Pace:

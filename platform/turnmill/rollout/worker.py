@@ -14,7 +14,6 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
 from turnmill.core.errors import RunFailedError
 from turnmill.core.garbage import collect_rarely
-from turnmill.core.pace import switch_threads_often
 from turnmill.core.tasks import is_cancelled
 from turnmill.jobs import AgentTrainingJob, job_from_json
 from turnmill.jobs.resources import RESOURCE_SHARE, ray_resource
@@ -70,7 +69,6 @@ class LoopWorker(AgentLoopWorkerTQ):
         self._more_ended = asyncio.Event()
         self.job = job_of(config)
         collect_rarely()
-        switch_threads_often()
 
     def loop_arguments(self, config: RunConfig) -> dict[str, Any]:
         """Return the arguments of every agent loop of a run."""

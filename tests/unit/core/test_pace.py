@@ -1,10 +1,9 @@
 import asyncio
-import sys
 from collections import Counter
 
 import pytest
 
-from turnmill.core.pace import Pace, switch_threads_often
+from turnmill.core.pace import Pace
 
 
 @pytest.fixture
@@ -19,16 +18,6 @@ async def iterations() -> Counter[str]:
 
     loop.call_soon(count)
     return counted
-
-
-def test_threads_switch_more_often_than_by_default():
-    before = sys.getswitchinterval()
-    try:
-        sys.setswitchinterval(0.005)
-        switch_threads_often()
-        assert sys.getswitchinterval() == pytest.approx(0.002)
-    finally:
-        sys.setswitchinterval(before)
 
 
 async def test_few_go_on_in_each_iteration_in_the_order_in_which_they_asked(iterations):
