@@ -126,7 +126,7 @@ def test_a_server_that_hangs_is_replaced(tmp_path, monkeypatch):
 
 
 def test_a_server_that_answers_is_kept_even_if_it_is_not_well(tmp_path, monkeypatch):
-    """Without its store, a tool server answers 503."""
+    """An answer of any kind shows that it does not hang."""
     monkeypatch.setattr(module, "HUNG_SECONDS", 0.0)
     monkeypatch.setattr(module, "ASK_SECONDS", 0.0)
     unwell = SERVER.replace("send_response(200)", "send_response(503 if Path(sys.argv[2]).exists() else 200)")

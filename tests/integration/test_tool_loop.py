@@ -15,6 +15,7 @@ from pyarrow import parquet
 
 from support.cancelled_calls import cancel_during_call
 from support.http_tools import HttpTools
+from support.loop_iterations import LoopIterations
 from turnmill.core.errors import SettingsError, ToolCallError, ToolCallTimeoutError
 from turnmill.core.loop_time import LoopTime
 from turnmill.core.observations import INVALID_ACTION_NOTICE
@@ -750,16 +751,12 @@ async def test_each_call_names_the_version_that_the_last_one_made(new_harness):
 async def test_trajectories_that_begin_at_once_leave_the_event_loop_free(new_harness, server):
     """The loop gets to its timers between any two that begin, and after every few responses."""
     harness = new_harness(lambda request: ANSWER, server)
-    loop, iterations, begun, read = asyncio.get_running_loop(), Counter[str](), Counter[int](), Counter[int]()
+    iterations, begun, read = LoopIterations(), Counter[int](), Counter[int]()
     sources, parser = harness.loop.sources, harness.loop.response_parser
-
-    def count() -> None:
-        iterations["now"] += 1
-        loop.call_soon(count)
 
     def noted(function: Callable[..., Any], times: Counter[int]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
-            times[iterations["now"]] += 1
+            times[iterations.number] += 1
             return function(*arguments)
 
         return call
@@ -774,7 +771,6 @@ async def test_trajectories_that_begin_at_once_leave_the_event_loop_free(new_har
     harness.policy.generate = generate_together
     sources.task = noted(sources.task, begun)
     parser.find_action = noted(parser.find_action, read)
-    loop.call_soon(count)
     await asyncio.gather(*(harness.play(sample=sample) for sample in range(20)))
 
     assert (begun.total(), max(begun.values())) == (20, STARTS)
@@ -786,7 +782,7 @@ class LosingTools:
 
     def __init__(self, lost_from: int, observe: Callable[[int], str] = lambda executions: "[2]") -> None:
         self._lost_from, self._observe = lost_from, observe
-        self._records: dict[str, web.Response | tuple[str, str]] = {}
+        self._records: dict[str, tuple[str, str]] = {}
         self.executed: list[str] = []
 
     def __call__(self, call: dict[str, Any]) -> web.Response:

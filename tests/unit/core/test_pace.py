@@ -1,31 +1,16 @@
 import asyncio
 from collections import Counter
 
-import pytest
-
+from support.loop_iterations import LoopIterations
 from turnmill.core.pace import Pace
 
 
-@pytest.fixture
-async def iterations() -> Counter[str]:
-    """Count iterations of the event loop, under the name `now`."""
-    counted = Counter[str]()
-    loop = asyncio.get_running_loop()
-
-    def count() -> None:
-        counted["now"] += 1
-        loop.call_soon(count)
-
-    loop.call_soon(count)
-    return counted
-
-
-async def test_few_go_on_in_each_iteration_in_the_order_in_which_they_asked(iterations):
-    pace, passed = Pace(3), []
+async def test_few_go_on_in_each_iteration_in_the_order_in_which_they_asked():
+    pace, iterations, passed = Pace(3), LoopIterations(), []
 
     async def go_on(number: int) -> None:
         await pace.wait()
-        passed.append((number, iterations["now"]))
+        passed.append((number, iterations.number))
 
     await asyncio.gather(*(go_on(number) for number in range(10)))
 
@@ -33,13 +18,13 @@ async def test_few_go_on_in_each_iteration_in_the_order_in_which_they_asked(iter
     assert sorted(Counter(iteration for _, iteration in passed).values()) == [1, 3, 3, 3]
 
 
-async def test_one_that_asks_alone_does_not_wait(iterations):
-    pace = Pace(1)
+async def test_one_that_asks_alone_does_not_wait():
+    pace, iterations = Pace(1), LoopIterations()
 
     for _ in range(3):
-        before = iterations["now"]
+        before = iterations.number
         await pace.wait()
-        assert iterations["now"] == before
+        assert iterations.number == before
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
