@@ -2,12 +2,15 @@
 
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/rollout_cost.py [--sizes 64x10 64x40 64x128] [--rounds 5]
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/rollout_cost.py --sizes 4096x10 --delay 20 --rounds 3   # lag
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/rollout_cost.py --sizes 65536x10 --at-once 1024 --rounds 1   # memory
 
 Systems: verl's `ToolAgentLoop` in verl's own worker, and turnmill's agents `multi_turn` and `tool`, each in a process
 of its own, in an order that changes with every round; a cell is the median of the rounds. Responses have 200 tokens,
 observations of a constant tool in the same process 64. verl's rows are recorded nowhere; turnmill writes its log of
 trajectories. The engine alone is measured as well: no system can be faster. Every turn must be played, every trained
-token sampled, and the rows of all rounds the same; those of `multi_turn` must be verl's.
+token sampled, and the rows of all rounds the same; those of `multi_turn` must be verl's. Rows are kept until the end,
+as numbers of four and eight bytes. All trajectories are in flight at once, or as many as `--at-once` says: what
+`maxConcurrentTrajectories` is in a job, where it is 1,024 by default.
 """
 
 import argparse
@@ -88,18 +91,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--delay", type=float, default=0.0, help="seconds of a generation, at most")
+    parser.add_argument("--at-once", type=int, help="trajectories in flight at a time")
     parser.add_argument("--profile", type=Path, help="a file for cProfile, with one system and one size")
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     sizes = [tuple(map(int, size.split("x"))) for size in given.sizes]
     if given.one:
         (system,), ((trajectories, turns),) = given.systems, sizes
-        print(json.dumps(measure(system, trajectories, turns, given.one, given.delay, given.profile)))
+        at_once = given.at_once or trajectories
+        print(json.dumps(measure(system, trajectories, turns, given.one, given.delay, at_once, given.profile)))
         return
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
         command = [sys.executable, __file__, "--one", folder, "--delay", str(given.delay)]
         command += ["--profile", str(given.profile)] if given.profile else []
+        command += ["--at-once", str(given.at_once)] if given.at_once else []
         found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
         for number in range(given.rounds):
             for size in given.sizes:
@@ -137,16 +143,23 @@ def report(sizes: Sequence[str], systems: Sequence[str], found: dict[tuple[str, 
 
 
 def measure(
-    system: str, trajectories: int, turns: int, folder: Path, delay: float, profile: Path | None
+    system: str, trajectories: int, turns: int, folder: Path, delay: float, at_once: int, profile: Path | None
 ) -> dict[str, Any]:
-    """Play all trajectories at once; return what they took, and what is wrong with their rows."""
+    """Play all trajectories; return what they took, and what is wrong with their rows."""
     with tempfile.TemporaryDirectory(dir=folder) as run_dir:
         engine = Engine(json.loads((folder / "canned.json").read_text())[system == "tool"], turns, delay)
-        return asyncio.run(_measure(system, trajectories, turns, engine, folder, Path(run_dir), profile))
+        return asyncio.run(_measure(system, trajectories, turns, engine, folder, Path(run_dir), at_once, profile))
 
 
 async def _measure(
-    system: str, trajectories: int, turns: int, engine: "Engine", folder: Path, run_dir: Path, profile: Path | None
+    system: str,
+    trajectories: int,
+    turns: int,
+    engine: "Engine",
+    folder: Path,
+    run_dir: Path,
+    at_once: int,
+    profile: Path | None,
 ) -> dict[str, Any]:
     play = PLAYERS[system](engine, folder, run_dir, turns)
     # Imports and caches of the first trajectory are no cost of a turn.
@@ -156,7 +169,7 @@ async def _measure(
     before_bytes = _status("VmRSS")
     started, started_cpu = time.monotonic(), _cpu_seconds()
     with cProfile.Profile(time.thread_time) if profile else nullcontext() as profiler:
-        episodes, lags = await _play_all(play, trajectories)
+        episodes, lags = await _play_all(play, trajectories, at_once)
     cpu_seconds, seconds = _cpu_seconds() - started_cpu, time.monotonic() - started
     peak_bytes = _status("VmHWM")
     if profile and profiler:
@@ -178,16 +191,22 @@ async def _measure(
 class Played:
     """The rows of a trajectory: prompt, response, mask and log-probs of each."""
 
-    rows: list[tuple[list[int], list[int], list[int], list[float]]] = field(default_factory=list)
+    rows: list[tuple["array[int]", "array[int]", "array[int]", "array[float]"]] = field(default_factory=list)
 
 
 Play = Callable[[int], Awaitable[Played]]
 
 
-async def _play_all(play: Play, trajectories: int) -> tuple[list[Played], list[float]]:
+async def _play_all(play: Play, trajectories: int, at_once: int) -> tuple[list[Played], list[float]]:
     lags: list[float] = []
     ticking = asyncio.create_task(_tick(lags))
-    episodes = await asyncio.gather(*(play(number) for number in range(trajectories)))
+    limit = asyncio.Semaphore(at_once)
+
+    async def limited(number: int) -> Played:
+        async with limit:
+            return await play(number)
+
+    episodes = await asyncio.gather(*(limited(number) for number in range(trajectories)))
     ticking.cancel()
     return list(episodes), lags
 
@@ -346,7 +365,17 @@ PLAYERS = {"engine": engine_alone, "verl": verl_loop, "multi_turn": multi_turn, 
 
 
 def _played(rows: Sequence[Any]) -> Played:
-    return Played([(row.prompt_ids, row.response_ids, row.response_mask, row.response_logprobs) for row in rows])
+    return Played(
+        [
+            (
+                array("i", row.prompt_ids),
+                array("i", row.response_ids),
+                array("i", row.response_mask),
+                array("d", row.response_logprobs),
+            )
+            for row in rows
+        ]
+    )
 
 
 # ---- jobs, model and tasks ----
@@ -456,20 +485,20 @@ def _canned(tokenizer: Any, words: Sequence[int], *, end: str) -> dict[str, list
 def _foreign_tokens(episodes: Sequence[Played], engine: Engine) -> int:
     """Count the trained tokens that the engine did not emit for the same trajectory, and those it emitted besides."""
     emitted = sorted(bytes(packed) for packed in engine.emitted.values())
-    trained = sorted(array("i", _trained(played)).tobytes() for played in episodes)
+    trained = sorted(_trained(played) for played in episodes)
     return sum(abs(len(one) - len(other)) // 4 + (one != other) for one, other in zip(emitted, trained, strict=True))
 
 
-def _trained(played: Played) -> list[int]:
-    return [token for _, ids, mask, _ in played.rows for token, in_loss in zip(ids, mask, strict=True) if in_loss]
+def _trained(played: Played) -> bytes:
+    return b"".join(array("i", itertools.compress(ids, mask)).tobytes() for _, ids, mask, _ in played.rows)
 
 
 def _digest(episodes: Sequence[Played]) -> str:
     digest = hashlib.sha256()
     for played in episodes:
-        for prompt_ids, ids, mask, log_probs in played.rows:
-            for values in (array("i", prompt_ids), array("i", ids), array("i", mask), array("d", log_probs)):
-                digest.update(values.tobytes())
+        for row in played.rows:
+            for values in row:
+                digest.update(values)
     return digest.hexdigest()
 
 

@@ -1,12 +1,13 @@
 """Where a request stands in the tree of its trajectory, and the tokens that it adds there."""
 
+from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from turnmill.gateway.answers import AnswerRequest
 from turnmill.gateway.messages import HistoryKeys, Message, ReasoningPlace, digest, message_key, start_key
 from turnmill.gateway.rendering import ChatRenderer, ContinuationError
-from turnmill.gateway.tree import BranchReason, Opening, Tree
+from turnmill.gateway.tree import BranchReason, Opening, TokenArray, Tree
 
 KIND_OF_TEXT = "text"
 
@@ -19,7 +20,7 @@ class Place:
     given_ids: tuple[int, ...]
     """What the request adds to its parent's tokens."""
 
-    prompt_ids: tuple[int, ...]
+    prompt_ids: TokenArray
     asked: str
     """Key of the conversation that is to be answered."""
 
@@ -64,9 +65,9 @@ def find_place(
         except ContinuationError:
             reason = "template"
         else:
-            return Place(parent, tuple(given), context + tuple(given), keys[-1], opening, reason)
-    prompt = tuple(renderer.opening(request.messages, request.tools, request.template))
-    return Place(None, prompt, prompt, keys[-1], opening, reason)
+            return Place(parent, tuple(given), context + array("I", given), keys[-1], opening, reason)
+    prompt = renderer.opening(request.messages, request.tools, request.template)
+    return Place(None, tuple(prompt), array("I", prompt), keys[-1], opening, reason)
 
 
 def _continuation(
@@ -89,7 +90,7 @@ def _place_of_text(text: str, key: str, tree: Tree, renderer: ChatRenderer) -> P
     given = renderer.tokenize(text[length:])
     opening = Opening(KIND_OF_TEXT, "", digest(text[:256]))
     reason = tree.branch_reason(parent, opening, rewritten=False)
-    prompt = (*tree.context_ids(parent), *given)
+    prompt = tree.context_ids(parent) + array("I", given)
     return Place(parent, tuple(given), prompt, key, opening, reason, text[length:])
 
 

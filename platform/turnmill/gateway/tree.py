@@ -1,11 +1,17 @@
 """The tree of a trajectory: each generation continues the tokens of an earlier one, or begins a conversation."""
 
 import itertools
+from array import array
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from turnmill.gateway.messages import ReasoningPlace
+
+TokenArray: TypeAlias = "array[int]"
+"""Token ids as numbers of four bytes: copies of a long context touch no objects."""
+
+NO_TOKENS: TokenArray = array("I")
 
 BranchReason = Literal["", "sibling", "rewritten", "tools", "system", "conversation", "template"]
 """Why a generation does not continue the last one of its conversation: another answer to the same messages or other
@@ -68,7 +74,7 @@ class Tree:
         self._by_question: dict[str, list[int]] = {}
         self._texts: list[int] = []
         self._parents: set[int] = set()
-        self._last_context: tuple[int, tuple[int, ...]] = (-1, ())
+        self._last_context = (-1, NO_TOKENS)
         """The generation whose context was asked for last, and that context."""
 
     def add(self, generation: Generation) -> None:
@@ -130,10 +136,10 @@ class Tree:
             number = path[-1].parent
         return path[::-1]
 
-    def context_ids(self, number: int | None) -> tuple[int, ...]:
-        """Return all tokens up to the end of a generation."""
+    def context_ids(self, number: int | None) -> TokenArray:
+        """Return all tokens up to the end of a generation, as an array that nobody changes."""
         if number is None:
-            return ()
+            return NO_TOKENS
         # The last one is most often its parent: it is only added to.
         known, context = self._last_context
         added = []
@@ -142,8 +148,7 @@ class Tree:
             added.append(self.generations[place])
             place = self.generations[place].parent
         parts = [part for generation in reversed(added) for part in (generation.given_ids, generation.response_ids)]
-        # One after the other: adding two tuples is the quickest way to copy one.
-        context = (context if place is not None else ()) + tuple(itertools.chain(*parts))
+        context = (context if place is not None else NO_TOKENS) + array("I", itertools.chain(*parts))
         self._last_context = (number, context)
         return context
 

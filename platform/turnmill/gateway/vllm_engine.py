@@ -65,18 +65,18 @@ class PromptTexts:
     """The JSON of prompts, each of which most often begins with the last one of its trajectory."""
 
     def __init__(self) -> None:
-        self._last: OrderedDict[str, tuple[tuple[int, ...], bytes]] = OrderedDict()
+        self._last: OrderedDict[str, tuple[array[int], bytes]] = OrderedDict()
         self._num_bytes = 0
 
     def text(self, trajectory: str, prompt_ids: Sequence[int]) -> bytes:
         """Return token ids as a JSON list."""
-        ids = tuple(prompt_ids)
-        before, digits = self._last.pop(trajectory, ((), b""))
+        ids = array("I", prompt_ids)
+        before, digits = self._last.pop(trajectory, (array("I"), b""))
         self._num_bytes -= len(digits)
         if len(ids) > len(before) > 0 and ids[: len(before)] == before:
-            digits = b"%b,%b" % (digits, to_json(ids[len(before) :])[1:-1])
+            digits = b"%b,%b" % (digits, to_json(ids[len(before) :].tolist())[1:-1])
         elif ids != before:
-            digits = to_json(ids)[1:-1]
+            digits = to_json(ids.tolist())[1:-1]
         self._last[trajectory] = ids, digits
         self._num_bytes += len(digits)
         while self._num_bytes > MAX_REMEMBERED_BYTES:

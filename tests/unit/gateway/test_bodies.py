@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
+from support.gateway import bpe_tokenizer
 from turnmill.gateway import bodies
+from turnmill.gateway.answers import AnswerRequest
+from turnmill.gateway.apis.anthropic import MESSAGES
+from turnmill.gateway.apis.base import Api
+from turnmill.gateway.apis.chat import CHAT
 from turnmill.gateway.bodies import BodyReader, BodyReaders, RequestBody
+from turnmill.gateway.errors import RequestError
+from turnmill.gateway.rendering import ChatRenderer
 
 REQUEST = {
     "model": "policy",
@@ -111,6 +118,25 @@ def test_each_message_is_converted_once():
 
     assert converted == ["a", "b", "c"]
     assert [message["content"] for message in messages] == ["a", "a", "b", "b", "c", "c"]
+
+
+@pytest.mark.parametrize("api", [CHAT, MESSAGES])
+def test_what_follows_valid_messages_is_checked(api: Api):
+    def read(data: bytes) -> AnswerRequest:
+        return api.read(known.read(data), ChatRenderer(bpe_tokenizer())).request
+
+    known, options = reader(api.path), {"max_tokens": 1}
+    first = read(request("a", **options))
+
+    for wrong in (3, "b", [], {"role": "judge", "content": "b"}):
+        data = json.loads(request("a", **options))
+        with pytest.raises(RequestError, match=r"messages\.1: |role 'judge'"):
+            read(json.dumps({**data, "messages": [*data["messages"], wrong]}).encode())
+
+    assert read(request("a", **options)).messages == first.messages
+    assert read(request("a", "b", **options)).messages[:1] == first.messages
+    with pytest.raises(RequestError, match="messages: "):
+        read(request(**options))
 
 
 @pytest.mark.parametrize(

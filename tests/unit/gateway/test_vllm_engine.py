@@ -119,4 +119,4 @@ def test_only_what_a_prompt_adds_is_written(monkeypatch: pytest.MonkeyPatch):
     texts.text("t", (1, 2, 3, 4, 5))
     texts.text("t", (1, 2, 3, 4, 5))
 
-    assert written == [(1, 2, 3), (4, 5)]
+    assert written == [[1, 2, 3], [4, 5]]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from turnmill.core.trajectory import EpisodeSummary, SegmentMetadata, TurnMetadata
+from turnmill.rollout import queue_payload
 from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
-from turnmill.rollout.queue_payload import decode, encode
+from turnmill.rollout.queue_payload import decode, decode_all, encode
 
 SUMMARY = EpisodeSummary(
     episode_id="t",
@@ -83,6 +84,20 @@ def test_numbers_that_are_none_and_those_of_numpy_that_are_floats_stay():
 
     assert math.isnan(found.reward)
     assert found.metrics == {"a": 2.0}
+
+
+def test_many_payloads_are_decoded_as_each_is_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(queue_payload, "_DECODED_AT_ONCE", 3)
+    summaries = [replace(SUMMARY, episode_id=str(number), metrics={"number": number / 3}) for number in range(8)]
+    values = [encode(each) for each in summaries]
+
+    assert decode_all(values, EpisodeSummary) == tuple(summaries)
+    assert decode_all([], EpisodeSummary) == ()
+
+    mixed = [Holder(values[0]), encode(OF_GRL), values[1], encode(replace(SUMMARY, reward=True)), *values[2:]]
+    assert decode_all(mixed, EpisodeSummary) == tuple(decode(value, EpisodeSummary) for value in mixed)
+    with pytest.raises(TypeError, match="where a GrlEpisodeSummary is expected"):
+        decode_all(values, GrlEpisodeSummary)
 
 
 def test_a_kind_is_read_as_what_it_is_made_of_and_as_nothing_else():

@@ -39,7 +39,9 @@ class Body(BaseModel):
         """Read a body and the field of its conversation. Raises RequestError with the field and the rule."""
         fields = dict(body.fields or {})
         if body.items is not None:
-            fields[conversation] = [item.value for item in body.items]
+            # What was converted before is valid, and there may be much of it.
+            new = [item.value for item in body.items if item.messages is None]
+            fields[conversation] = new or [item.value for item in body.items[:1]]
         try:
             return cls.model_validate(fields if body.fields is not None else None)
         except ValidationError as error:

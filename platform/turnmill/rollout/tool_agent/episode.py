@@ -269,17 +269,10 @@ class Episode:
 
     async def _call(self, action: str, call_id: str | None = None) -> ToolReply:
         """Return a tool's answer; a failed call raises ToolCallError or ends the episode with verl-tool's message."""
-        assert self._loop.tools is not None
-        number = self._num_responses
-        call_id = call_id or _call_id(number)
         started = time.monotonic()
         try:
             with self.timing.measure("tools"):
-                try:
-                    answer = await self._loop.tools.call(self._request(action, number, call_id))
-                except ToolCallLostWriteError as error:
-                    await self._repeat_lost_calls(error)
-                    answer = await self._loop.tools.call(self._request(action, number, call_id))
+                answer = await self._answer(action, call_id or _call_id(self._num_responses))
         except ToolCallError as error:
             self._metrics.add("tool_call_success", 0.0)
             if self._agent.on_tool_failure == "fail":
@@ -290,6 +283,15 @@ class Episode:
             self._metrics.sum("interact_time_time_sec", self._call_seconds)
         measure_call(self._metrics, answer)
         return answer
+
+    async def _answer(self, action: str, call_id: str) -> ToolReply:
+        """Return a tool's answer, after calls that a server has lost with its store have been made again."""
+        assert self._loop.tools is not None
+        try:
+            return await self._loop.tools.call(self._request(action, self._num_responses, call_id))
+        except ToolCallLostWriteError as error:
+            await self._repeat_lost_calls(error)
+        return await self._loop.tools.call(self._request(action, self._num_responses, call_id))
 
     def _request(self, action: str, number: int, call_id: str, turns: int | None = None) -> ToolRequest:
         """Return the call of an action after so many responses; by default after all turns."""

@@ -1,10 +1,10 @@
 """Metrics that help to find why a policy does not learn.
 
-Axes: R rows, G response tokens.
+Axes: R rows, G response tokens, K episodes.
 """
 
-from collections.abc import Iterable
-
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 _OUTCOMES = ("unsolved", "solved")
@@ -24,13 +24,18 @@ def advantage_spread(advantages_RG: Tensor, weights_RG: Tensor) -> dict[str, flo
     return {"critic/advantages/std": ((kept - mean).square() * weights).sum().div(count - 1).sqrt().item()}
 
 
-def by_outcome(name: str, values: Iterable[tuple[bool, float, float]]) -> dict[str, float]:
+def by_outcome(
+    name: str, solved_K: npt.ArrayLike, sums_K: npt.ArrayLike, counts_K: npt.ArrayLike | None = None
+) -> dict[str, float]:
     """Return `name` of solved and of unsolved episodes; an outcome that no episode has is left out.
 
-    Each value is an episode's outcome, a sum and the number of things summed; the result is a mean over these things.
+    Each episode has a sum, and the number of things summed, of which it is a mean; by default 1.
     """
-    of_outcome: tuple[list[tuple[float, float]], ...] = ([], [])
-    for solved, total, count in values:
-        of_outcome[solved].append((total, count))
-    sums = {label: [*map(sum, zip(*found, strict=True))] for label, found in zip(_OUTCOMES, of_outcome, strict=True)}
-    return {f"{name}_{label}": found[0] / found[1] for label, found in sums.items() if found and found[1]}
+    is_solved_K, sums_K = np.asarray(solved_K, bool), np.asarray(sums_K, float)
+    counts_K = np.ones_like(sums_K) if counts_K is None else np.asarray(counts_K, float)
+    metrics = {}
+    for outcome, label in enumerate(_OUTCOMES):
+        chosen_K = is_solved_K == bool(outcome)
+        if count := counts_K[chosen_K].sum():
+            metrics[f"{name}_{label}"] = float(sums_K[chosen_K].sum() / count)
+    return metrics

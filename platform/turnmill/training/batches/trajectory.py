@@ -20,7 +20,7 @@ from turnmill.core.errors import OUTAGE_CAUSES, RunFailedError
 from turnmill.core.trajectory import EpisodeFailure, EpisodeSummary
 from turnmill.observability.advantage_log import TokenAdvantages
 from turnmill.rollout.failure import FAILED, FAILURE
-from turnmill.rollout.queue_payload import decode
+from turnmill.rollout.queue_payload import decode, decode_all
 from turnmill.rollout.row_tags import EPISODE, SCORE, TRAINED_TOKENS, UNSAMPLED_TOKENS
 from turnmill.training.advantages.index import TrajectoryIndex, group_of, row_number, trajectory_of
 from turnmill.training.advantages.precision import at_least_float32
@@ -255,12 +255,11 @@ class TrajectoryBatch:
         for values_G, length in zip(values_RG.numpy(), self.response_lengths_R.tolist(), strict=True):
             yield values_G[:length] if self.has_tokens else np.full(length, values_G[0])
 
-    def response_lengths(self) -> Iterator[tuple[bool, float, float]]:
-        """Yield success, generated tokens and turns of each trajectory."""
+    @property
+    def trained_K(self) -> Tensor:  # noqa: N802 (named for its axis)
+        """Number of each trajectory's tokens that are trained on."""
         of_row = self._index.trajectory_of_row
-        tokens_K = self.trained_R.new_zeros(len(self.summaries)).index_add_(0, of_row, self.trained_R)
-        for summary, tokens in zip(self.summaries, tokens_K.tolist(), strict=True):
-            yield summary.success, tokens, summary.num_turns
+        return self.trained_R.new_zeros(len(self.summaries)).index_add_(0, of_row, self.trained_R)
 
     def write(self, advantages_RG: Tensor, returns_RG: Tensor, rewards_RG: Tensor) -> None:
         """Write advantages, returns and rewards of tokens to the queue, for verl's updates and metrics.
@@ -274,7 +273,7 @@ class TrajectoryBatch:
 
 def read_summaries(batch: KVBatchMeta, kind: type[Summary]) -> tuple[Summary, ...]:
     """Return the summary of each trajectory from its last row's tag, in the order of the trajectories' first rows."""
-    return tuple(decode(batch.tags[row][EPISODE], kind) for row in last_rows(batch.keys))
+    return decode_all([batch.tags[row][EPISODE] for row in last_rows(batch.keys)], kind)
 
 
 def with_advantages(
@@ -292,4 +291,4 @@ def with_advantages(
 
 
 def _unsampled_tokens(batch: KVBatchMeta) -> int:
-    return int(sum(tag[UNSAMPLED_TOKENS] for tag in batch.tags if UNSAMPLED_TOKENS in tag))
+    return int(sum([tag.get(UNSAMPLED_TOKENS, 0) for tag in batch.tags]))

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -27,30 +28,34 @@ def uniform_groups_ratio(batch: TrajectoryBatch, *, num_dropped: int = 0) -> flo
 def rollout_metrics(summaries: Sequence[EpisodeSummary], parts: Split, at_once: int) -> dict[str, float]:
     """Return the seconds of each part of the rollout, summed over trajectories, and how many were in flight at once."""
     seconds = [summary.seconds for summary in summaries] + [failure.seconds for failure in parts.failures]
-    metrics = {f"{ROLLOUT}{part}": sum(spent[part] for spent in seconds) for part in IN_FLIGHT}
+    metrics = {f"{ROLLOUT}{part}": sum([spent[part] for spent in seconds]) for part in IN_FLIGHT}
     return metrics | {SLOTS: float(min(len(seconds), at_once))}
 
 
 def trajectory_metrics(batch: TrajectoryBatch, parts: Split, *, at_once: int) -> dict[str, float]:
     """Return the metrics of all trajectories that did not fail; turns and tokens are those that are trained on."""
     played = (*batch.summaries, *parts.dropped.summaries)
+    numbers = attrgetter("success", "num_turns", "reward")
+    columns = np.fromiter(map(numbers, played), np.dtype((np.float64, (3,))), len(played))
+    solved_K, turns_K, rewards_K = np.ascontiguousarray(columns.T)
+    trained = len(batch.summaries)
     metrics = {
-        "turnmill/turns": float(sum(each.num_turns for each in batch.summaries)),
+        "turnmill/turns": float(turns_K[:trained].sum()),
         "turnmill/trajectories": float(len(played)),
         "turnmill/prompt_tokens": float(batch.prompt_lengths_R.sum()),
         "turnmill/response_tokens": float(batch.trained_R.sum()),
-        "turnmill/success": _mean(each.success for each in played),
-        "turnmill/reward_mean": _mean(each.reward for each in played),
-        "turnmill/episode_length": _mean(each.num_turns for each in played),
+        "turnmill/success": _mean(solved_K),
+        "turnmill/reward_mean": _mean(rewards_K),
+        "turnmill/episode_length": _mean(turns_K),
     }
-    reasons = Counter(each.stop_reason for each in played)
+    reasons = Counter([each.stop_reason for each in played])
     metrics |= {f"turnmill/episodes/{reason}": float(count) for reason, count in reasons.items()}
     metrics["turnmill/episodes/failed"] = float(len(parts.failed.keys))
     metrics["turnmill/failed_ratio"] = parts.failed_ratio
-    metrics["turnmill/truncated_ratio"] = _mean(each.stop_reason == "max_tokens" for each in played)
-    metrics |= by_outcome("turnmill/episode_length", ((each.success, each.num_turns, 1) for each in played))
-    metrics |= by_outcome("turnmill/response_length", batch.response_lengths())
-    metrics |= reward_quantiles(torch.tensor([each.reward for each in played]))
+    metrics["turnmill/truncated_ratio"] = reasons["max_tokens"] / max(1, len(played))
+    metrics |= by_outcome("turnmill/episode_length", solved_K, turns_K)
+    metrics |= by_outcome("turnmill/response_length", solved_K[:trained], batch.trained_K, turns_K[:trained])
+    metrics |= reward_quantiles(torch.tensor(rewards_K, dtype=torch.float32))
     metrics["turnmill/uniform_groups_ratio"] = uniform_groups_ratio(batch, num_dropped=parts.dropped.num_tasks)
     metrics["turnmill/token_mismatches"] = float(batch.num_unsampled_tokens)
     metrics |= rollout_metrics(played, parts, at_once)

@@ -187,18 +187,19 @@ def turn_metrics(batch: TurnBatch, rewards_RG: Tensor, *, max_response_tokens: i
         metrics["turnmill/success"] = fmean(turn.success for turn in ended)
         metrics["turnmill/episode_length"] = fmean(turn.episode_length for turn in ended)
         metrics["turnmill/reward_mean"] = fmean(turn.episode_reward for turn in ended)
-        metrics |= by_outcome("turnmill/episode_length", ((turn.success, turn.episode_length, 1) for turn in ended))
-        metrics |= by_outcome("turnmill/response_length", _response_lengths(batch))
+        solved_K = [turn.success for turn in ended]
+        metrics |= by_outcome("turnmill/episode_length", solved_K, [turn.episode_length for turn in ended])
+        metrics |= by_outcome("turnmill/response_length", *_response_lengths(batch))
         metrics |= reward_quantiles(torch.tensor([turn.episode_reward for turn in ended], dtype=torch.float64))
     return metrics
 
 
-def _response_lengths(batch: TurnBatch) -> Iterator[tuple[bool, float, float]]:
-    """Yield the outcome of its episode, the response tokens and 1 for each turn whose episode ended in this step."""
+def _response_lengths(batch: TurnBatch) -> tuple[list[bool], list[int]]:
+    """Return the outcome of its episode, and the response tokens, of each turn whose episode ended in this step."""
     solved = {turn.episode_id: turn.success for turn in batch.turns if turn.done}
-    for turn, length in zip(batch.turns, batch.response_lengths_R.tolist(), strict=False):
-        if turn.episode_id in solved:
-            yield solved[turn.episode_id], length, 1
+    turns = zip(batch.turns, batch.response_lengths_R.tolist(), strict=False)
+    found = [(solved[turn.episode_id], length) for turn, length in turns if turn.episode_id in solved]
+    return [outcome for outcome, _ in found], [length for _, length in found]
 
 
 def _pad(x: Tensor, width: int) -> Tensor:

@@ -18,15 +18,18 @@ def step_metrics(summaries: Sequence[GrlEpisodeSummary], *, max_response_tokens:
 
     A response with `max_response_tokens` counts as cut off.
     """
+    solved_K = [each.success for each in summaries]
     return {
         "turnmill/trajectories": float(len(summaries)),
         "turnmill/success": _mean(each.success for each in summaries),
         "turnmill/reward_mean": _mean(each.reward for each in summaries),
         "turnmill/episode_length": _mean(each.num_turns for each in summaries),
-        **by_outcome("turnmill/episode_length", ((each.success, each.num_turns, 1) for each in summaries)),
+        **by_outcome("turnmill/episode_length", solved_K, [each.num_turns for each in summaries]),
         **by_outcome(
             "turnmill/response_length",
-            ((each.success, sum(each.response_lengths), len(each.response_lengths)) for each in summaries),
+            solved_K,
+            [sum(each.response_lengths) for each in summaries],
+            [len(each.response_lengths) for each in summaries],
         ),
         "turnmill/truncated_ratio": _mean(
             length >= max_response_tokens for each in summaries for length in each.response_lengths

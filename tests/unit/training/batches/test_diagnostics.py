@@ -20,8 +20,9 @@ def test_one_trained_token_has_no_spread():
 
 
 def test_an_outcome_without_episodes_has_no_mean():
-    assert by_outcome("length", [(True, 6.0, 2), (True, 3.0, 1)]) == {"length_solved": 3.0}
-    assert by_outcome("length", [(False, 0.0, 0)]) == {}
+    assert by_outcome("length", [True, True], [6.0, 3.0], [2, 1]) == {"length_solved": 3.0}
+    assert by_outcome("length", [True, False, False], [6, 3, 2]) == {"length_solved": 6.0, "length_unsolved": 2.5}
+    assert by_outcome("length", [False], [0.0], [0]) == by_outcome("length", [], []) == {}
 
 
 def test_the_kl_of_engine_and_trainer_covers_trained_tokens():
