@@ -2,23 +2,30 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from turnmill.core.errors import InferenceError
+from turnmill.core.ports import free_port
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
+from turnmill.rollout.episode_id import EpisodeId
+from turnmill.rollout.harness import service
 from turnmill.rollout.harness.episode import EpisodeResult
 from turnmill.rollout.harness.loop import HarnessLoop
 from turnmill.rollout.journal import Journal, StoreJournal
 from turnmill.rollout.rows import episode_rows
 from turnmill.rollout.token_integrity import count_unsampled_tokens
+from turnmill.tasks import Answer
 from turnmill.testing.agent_loops import END, SAMPLING, TOKENIZER, job_of
 from turnmill.testing.policies import Request, Script, ScriptedPolicy
 from turnmill.training.sft.run_rows import chosen_episodes, trajectory_rows
@@ -107,6 +114,7 @@ async def begin(tmp_path: Path) -> AsyncIterator[Begin]:
 
 def job(program: Path, **agent: Any) -> AgentTrainingJob:
     settings = {"type": "harness", "command": ["{python}", str(program)], "groupSize": 2} | agent
+    settings = {name: value for name, value in settings.items() if value is not None}
     return job_of(settings, {"name": "arithmetic"}, algorithm={"type": "grpo"}, tasksPerStep=1)
 
 
@@ -160,6 +168,205 @@ async def test_a_script_with_the_openai_package_calls_its_tool_and_the_task_rewa
     result = await played(begin(OPENAI, script))
 
     assert (result.summary.reward, result.summary.num_turns, len(result.rows)) == (1.0, 2, 1)
+
+
+FUNCTIONS = (
+    ASK.replace("task = json.load(sys.stdin)\n", "").replace('messages = list(task["messages"])\n', "")
+    + """
+
+def whole(task):
+    print("some words")
+    return {"reward": 0.25, "answer": ask(task["messages"])}
+
+
+async def number(task):
+    ask(task["messages"])
+    return 1
+
+
+def text(task):
+    return ask(task["messages"]) and task["prompt"]
+
+
+def nothing(task):
+    ask(task["messages"])
+
+
+def wrong(task):
+    ask(task["messages"])
+    return [1.0]
+"""
+)
+
+
+@pytest.mark.parametrize(("function", "reward"), [("whole", 0.25), ("number", 1.0)])
+async def test_a_function_is_called_with_the_task_and_returns_the_result(
+    begin: Begin, tmp_path: Path, function: str, reward: float
+):
+    entry_point = f"{tmp_path / 'agent.py'}:{function}"
+
+    result = await played(begin(FUNCTIONS, command=None, entryPoint=entry_point, reward="program"))
+
+    assert (result.summary.reward, result.summary.stop_reason, result.summary.num_turns) == (reward, "completed", 1)
+    assert result.detail == "exited"
+
+
+@pytest.mark.parametrize("python", [None, sys.executable])
+async def test_a_function_of_a_module_is_found_as_others_of_the_job_are(
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str | None
+):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "program.py").write_text(FUNCTIONS)
+    settings = {"command": None, "entryPoint": "program:number", "python": python, "reward": "program"}
+
+    if python is None:
+        assert (await played(begin(FUNCTIONS, **settings))).summary.reward == 1.0
+    else:
+        # An interpreter of its own has modules of its own.
+        assert "No module named 'program'" in (await failed(begin(FUNCTIONS, **settings))).message
+        variables = {"PYTHONPATH": str(tmp_path)}
+        assert (await played(begin(FUNCTIONS, **settings, variables=variables))).summary.reward == 1.0
+
+
+async def test_a_functions_text_is_the_answer_that_is_rewarded(
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    loop = begin(FUNCTIONS, command=None, entryPoint=f"{tmp_path / 'agent.py'}:text")
+    task = loop.sources.task(EpisodeId(1, 0, 0, validate=False))
+    rewarded: list[Answer] = []
+    monkeypatch.setattr(
+        type(loop.sources.training), "reward", lambda source, task, answer: rewarded.append(answer) or 0.5
+    )
+
+    result = await played(loop)
+
+    assert result.summary.reward == 0.5
+    assert [answer.last for answer in rewarded] == [task.messages[-1]["content"]]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [("nothing", "no JSON object"), ("wrong", "returned a list"), ("missing", "has no attribute 'missing'")],
+)
+async def test_a_function_that_gives_no_reward_fails_its_trajectory(
+    begin: Begin, tmp_path: Path, function: str, message: str
+):
+    entry_point = f"{tmp_path / 'agent.py'}:{function}"
+
+    failure = await failed(begin(FUNCTIONS, command=None, entryPoint=entry_point, reward="program"))
+
+    assert failure.cause == "harness"
+    assert message in failure.message
+
+
+# ---- services ----
+
+
+Serve = Callable[[Callable[[web.Request], Awaitable[web.StreamResponse]]], Awaitable[str]]
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    runners: list[web.AppRunner] = []
+
+    async def start(handle: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> str:
+        app = web.Application()
+        app.router.add_post("/play", handle)
+        runner = web.AppRunner(app, handler_cancellation=True)
+        runners.append(runner)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        return f"http://127.0.0.1:{runner.addresses[0][1]}/play"
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()
+
+
+async def ask_gateway(task: Mapping[str, Any], messages: Sequence[Any], path: str = "/v1/chat/completions") -> str:
+    gateway = task["gateway"]
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {gateway['key']}"}) as session:
+        body = {"model": gateway["model"], "messages": messages}
+        async with session.post(gateway["url"] + path, json=body) as response:
+            response.raise_for_status()
+            return str((await response.json())["choices"][0]["message"]["content"])
+
+
+async def test_a_service_plays_a_trajectory_for_a_request(begin: Begin, serve: Serve):
+    tasks = []
+
+    async def play_task(request: web.Request) -> web.Response:
+        task = await request.json()
+        tasks.append(task)
+        messages = task["messages"]
+        for turn in range(3):
+            text = await ask_gateway(task, messages)
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"and {turn}?"}]
+        return web.Response(text=json.dumps({"reward": 0.25, "answer": text}, indent=2))
+
+    loop = begin("", command=None, url=await serve(play_task), reward="program")
+    result = await played(loop)
+
+    (row,) = result.rows
+    assert TOKENIZER.decode(row.response.ids) == f"one{END}<usr>and 0?{END}<ast>two{END}<usr>and 1?{END}<ast>three{END}"
+    assert (result.summary.reward, result.summary.stop_reason, result.detail) == (0.25, "completed", "exited")
+    (task,) = tasks
+    assert task["prompt"] == loop.sources.task(EpisodeId(1, 0, 0, validate=False)).messages[-1]["content"]
+    assert "truth" not in task
+    with pytest.raises(aiohttp.ClientResponseError, match="401"):
+        await ask_gateway(task, task["messages"])
+
+
+async def test_a_service_whose_trajectory_is_over_is_told_so(begin: Begin, serve: Serve):
+    ended = asyncio.Event()
+
+    async def go_on(request: web.Request) -> web.Response:
+        task = await request.json()
+        try:
+            for number in range(2):
+                await ask_gateway(task, [{"role": "user", "content": str(number)}])
+            await asyncio.sleep(60)
+        except (asyncio.CancelledError, aiohttp.ClientError):
+            ended.set()
+            raise
+        return web.json_response({})
+
+    url = await serve(go_on)
+    limited = await played(begin("", command=None, url=url, maxTurns=1))
+    async with asyncio.timeout(10):
+        await ended.wait()
+    ended.clear()
+    late = await failed(begin("", command=None, url=url, timeoutSeconds=0.5))
+    async with asyncio.timeout(10):
+        await ended.wait()
+    rewarded = await played(begin("", command=None, url=url, timeoutSeconds=0.5, onTimeout="reward"))
+
+    assert (limited.summary.stop_reason, limited.summary.num_turns) == ("max_turns", 1)
+    assert "took more than 0.5 s" in late.message
+    assert (rewarded.summary.stop_reason, rewarded.summary.num_turns) == ("timeout", 2)
+
+
+async def test_a_service_that_fails_fails_its_trajectory(begin: Begin, serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    async def break_down(request: web.Request) -> web.Response:
+        return web.Response(status=503, text="no agent is free")
+
+    async def break_connection(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    monkeypatch.setattr(service, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(service, "PAUSE_SECONDS", 0.01)
+    for url, message in (
+        (await serve(break_down), "ended with 503 and asked the policy for nothing: no agent is free"),
+        (await serve(break_connection), "broke the connection"),
+        (f"http://127.0.0.1:{free_port()}/play", "nothing listens"),
+        ("http://turnmill.invalid/play", "no way from here to turnmill.invalid"),
+    ):
+        failure = await failed(begin("", command=None, url=url))
+        assert (failure.cause, failure.num_turns) == ("harness", 0)
+        assert message in failure.message
 
 
 async def test_branches_of_a_program_are_rows_and_counted(begin: Begin):

@@ -81,6 +81,22 @@ def sft_job(**changes: Any) -> dict[str, Any]:
     return job(SFT_JOB, **changes)
 
 
+HARNESS_JOB = JOB | {
+    "spec": {
+        "model": {"warmStart": {}},
+        "agent": {"type": "harness", "command": ["{python}", "/home/me/agent.py"]},
+        "environment": {"name": "arithmetic"},
+        "algorithm": {"type": "grpo"},
+        "training": {"steps": 20, "tasksPerStep": 16},
+    }
+}
+
+
+def harness_job(**changes: Any) -> dict[str, Any]:
+    """Return a valid job of an agent that is a program, with changes like those of `job`."""
+    return job(HARNESS_JOB, **changes)
+
+
 RULE_VIOLATIONS: dict[str, dict[str, Any]] = {
     "two models": {"model": {"path": "/m", "warmStart": {}}},
     "no model": {"model": {}},
@@ -162,6 +178,13 @@ GRL_RULE_VIOLATIONS: dict[str, dict[str, Any]] = {
     "an environment beside the agents": {"environment": {"name": "sokoban"}},
     "tasks per step of grl agents": {"training__tasksPerStep": 8},
     "rendered episodes of grl agents": {"training__validation__renderEpisodes": 1},
+}
+
+HARNESS_RULE_VIOLATIONS: dict[str, dict[str, Any]] = {
+    "no program": {"agent": {"type": "harness"}},
+    "a program and a service": {"agent__url": "http://agent:8000/play"},
+    "a function and a program": {"agent__entryPoint": "agents.coder:play"},
+    "an interpreter for a program": {"agent__python": "/opt/agent/bin/python"},
 }
 
 SFT_RULE_VIOLATIONS: dict[str, dict[str, Any]] = {

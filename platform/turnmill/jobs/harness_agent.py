@@ -6,7 +6,7 @@ from pydantic import Field
 
 from turnmill.jobs.base_agent import BaseAgent
 from turnmill.jobs.environment import EnvironmentSettings
-from turnmill.jobs.settings import Word
+from turnmill.jobs.settings import FilePath, Word
 from turnmill.jobs.tool_agent import Tokens
 
 Argument = Annotated[str, Field(max_length=4096)]
@@ -20,19 +20,30 @@ class HarnessAgent(BaseAgent):
     type: Literal["harness"] = "harness"
     """Agent loop: `harness` starts a program per trajectory, which takes the policy for a model server."""
 
-    command: Annotated[tuple[Argument, ...], Field(strict=False, min_length=1, max_length=256)]
+    command: Annotated[tuple[Argument, ...], Field(strict=False, min_length=1, max_length=256)] | None = None
     """Program and its arguments, in which `{prompt}`, `{model}`, `{url}`, `{key}`, `{workspace}` and `{python}` are
     replaced. It runs in an empty folder of its own, and gets the task as JSON on its standard input."""
+
+    entry_point: Annotated[str, Field(max_length=1024, pattern=r"^\S+:[A-Za-z_]\w*$")] | None = None
+    """In place of `command`: a function of one argument, the task, as `package.module:function` or `FILE.py:function`.
+    It is called in a process of its own, and what it returns is the result of the program."""
+
+    python: FilePath | None = None
+    """Interpreter for `entryPoint`, of a virtual environment with its packages; left out, that of the run."""
+
+    url: Annotated[str, Field(max_length=1024, pattern=r"^https?://[^\s/]+\S*$")] | None = None
+    """In place of `command`: the address of a service that plays trajectories. It gets the task, and the address and
+    the key of the gateway, by a `POST` per trajectory, and answers with the result when it is done."""
 
     variables: Annotated[dict[str, Annotated[str, Field(max_length=1024)]], Field(max_length=256)] = Field(
         default_factory=dict
     )
     """Environment variables of the program, besides the address and the key of the gateway. Of those of the run it gets
-    `PATH` and `LANG` alone."""
+    `PATH` and `LANG` alone, and for `entryPoint` with the run's interpreter `PYTHONPATH`."""
 
     reward: Literal["task", "program"] = "task"
     """Where the reward comes from: `task` computes it from the answer, `program` takes it from the field `reward` of
-    the last line of the program's output, a JSON object."""
+    the result, a JSON object: the last line of a program's output, or what a service answers."""
 
     on_timeout: Literal["fail", "reward"] = "fail"
     """Effect of `timeoutSeconds`: `fail` ends the trajectory as `failed`, without a part in baseline and loss; `reward`
@@ -45,7 +56,7 @@ class HarnessAgent(BaseAgent):
     """Answers per trajectory, in all its branches; the request after the last ends the program."""
 
     timeout_seconds: float = Field(default=600, gt=0, le=86_400)
-    """Seconds that a program may run."""
+    """Seconds that a program may run, or a service may take."""
 
     max_prompt_length: Tokens = 4096
     """Tokens of a prompt. Together with `maxResponseLength` it limits the context, in which the two are not told
@@ -65,7 +76,7 @@ class HarnessAgent(BaseAgent):
     """vLLM's parser of reasoning, such as `qwen3`; left out, reasoning is part of the content."""
 
     max_concurrent_trajectories: int | None = Field(default=64, ge=1, le=1_000_000)
-    """Programs at once, over all workers; null sets no limit."""
+    """Programs, or requests to a service, at once, over all workers; null sets no limit."""
 
     temperature: float = Field(default=1.0, gt=0, le=10)
     """Temperature at which responses are sampled during training, whatever the program asks for."""

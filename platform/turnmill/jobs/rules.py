@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from turnmill.jobs.fine_tuning_rules import FINE_TUNING_RULES, fine_tunes
 from turnmill.jobs.grl_rules import GRL_RULES
+from turnmill.jobs.harness_rules import HARNESS_RULES
 from turnmill.jobs.megatron_rules import MEGATRON_RULES
 from turnmill.jobs.problems import Problem
 from turnmill.jobs.rollout_correction import CORRECTION_RULES
@@ -437,4 +438,5 @@ RULES: tuple[Rule, ...] = (
     *FINE_TUNING_RULES,
     *MEGATRON_RULES,
     *GRL_RULES,
+    *HARNESS_RULES,
 )

@@ -6,11 +6,13 @@ import pytest
 
 from support.jobs import (
     GRL_RULE_VIOLATIONS,
+    HARNESS_RULE_VIOLATIONS,
     JOB,
     RULE_VIOLATIONS,
     SFT_RULE_VIOLATIONS,
     TOOL_RULE_VIOLATIONS,
     grl_job,
+    harness_job,
     job,
     sft_job,
     tool_job,
@@ -77,6 +79,37 @@ def test_a_rule_across_fields_of_a_tool_agent_is_enforced(change: dict[str, Any]
     assert any(problem.startswith(f"spec.{rule.path}: ") for rule in RULES)
 
 
+@pytest.mark.parametrize("change", HARNESS_RULE_VIOLATIONS.values(), ids=HARNESS_RULE_VIOLATIONS)
+def test_a_rule_across_fields_of_a_program_is_enforced(change: dict[str, Any]):
+    (problem,) = problems_of(harness_job(**change))
+
+    assert any(problem.startswith(f"spec.{rule.path}: ") for rule in RULES)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        {"command": ["mini"]},
+        {"entryPoint": "agents.coder:play", "python": "/opt/agent/bin/python"},
+        {"entryPoint": "/home/me/agent.py:play"},
+        {"url": "http://agent.agents.svc:8000/play"},
+    ],
+)
+def test_an_agent_is_a_program_a_function_or_a_service(program: dict[str, Any]):
+    agent = parse_job(harness_job(agent={"type": "harness", **program})).spec.harness_agent
+
+    assert [agent.command is not None, agent.entry_point is not None, agent.url is not None].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("entryPoint", "agents.coder"), ("entryPoint", "agent.py: play"), ("url", "agent:8000")]
+)
+def test_what_is_no_function_or_no_address_is_refused(field: str, value: str):
+    (problem,) = problems_of(harness_job(agent={"type": "harness", field: value}))
+
+    assert problem.startswith(f"spec.agent.{field}: '{value}'")
+
+
 @pytest.mark.parametrize("change", SFT_RULE_VIOLATIONS.values(), ids=SFT_RULE_VIOLATIONS)
 def test_a_rule_across_fields_of_a_fine_tuning_is_enforced(change: dict[str, Any]):
     (problem,) = problems_of(sft_job(**change))
@@ -125,6 +158,7 @@ def test_every_rule_has_a_job_that_breaks_it():
     broken += [problems_of(tool_job(**change)) for change in TOOL_RULE_VIOLATIONS.values()]
     broken += [problems_of(grl_job(**change)) for change in GRL_RULE_VIOLATIONS.values()]
     broken += [problems_of(sft_job(**change)) for change in SFT_RULE_VIOLATIONS.values()]
+    broken += [problems_of(harness_job(**change)) for change in HARNESS_RULE_VIOLATIONS.values()]
 
     assert {problem.split(":")[0] for problems in broken for problem in problems} == {
         f"spec.{rule.path}" for rule in RULES

@@ -64,11 +64,11 @@ class HarnessEpisode:
             raise failure if isinstance(failure, EpisodeError) else InferenceError(f"{self.name}: {failure}")
         if ended.how == "timeout":
             if agent.on_timeout == "fail":
-                raise HarnessError(f"{self.name}: the program ran for more than {agent.timeout_seconds:g} s.")
+                raise HarnessError(f"{self.name}: the agent took more than {agent.timeout_seconds:g} s.")
             return TrajectoryOutcome("timeout", "program_timeout")
         if not self.num_turns:
             raise HarnessError(
-                f"{self.name}: the program exited with {ended.exit_code} and asked the policy for nothing: "
+                f"{self.name}: the agent ended with {ended.exit_code} and asked the policy for nothing: "
                 f"{ended.last_words}"
             )
         return TrajectoryOutcome("completed", f"exit_code_{ended.exit_code}" if ended.exit_code else "exited")
@@ -81,8 +81,8 @@ class HarnessEpisode:
         if ended.how != "exited":
             return 0.0
         raise HarnessError(
-            f"{self.name}: the last line of the program's output is no JSON object with a number `reward`; "
-            f"it exited with {ended.exit_code}: {ended.last_words}"
+            f"{self.name}: the agent's result, the last line of a program or the body of a service, is no JSON object "
+            f"with a number `reward`; it ended with {ended.exit_code}: {ended.last_words}"
         )
 
     def answer(self, ended: Ended, renderer: ChatRenderer) -> Answer:

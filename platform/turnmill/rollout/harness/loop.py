@@ -1,12 +1,15 @@
-"""The agent loop of agents of type `harness`: a gateway, and a program per trajectory."""
+"""The agent loop of agents of type `harness`: a gateway, and a program or a request to a service per trajectory."""
 
 import asyncio
+import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from turnmill.core.errors import EpisodeError
+from turnmill.core.http_connections import listen
 from turnmill.core.trajectory import EpisodeFailure, TrajectoryOutcome, Turn
 from turnmill.gateway.answers import Answer, AnswerRequest
 from turnmill.gateway.app import create_app
@@ -19,9 +22,11 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnPosition, TurnRecord
 from turnmill.rollout.episode_id import EpisodeId
+from turnmill.rollout.harness import entry_point
 from turnmill.rollout.harness.engine import EpisodeEngine
 from turnmill.rollout.harness.episode import EpisodeResult, HarnessEpisode
 from turnmill.rollout.harness.program import PYTHON, Ended, filled, run_program
+from turnmill.rollout.harness.service import address_towards, ask_service
 from turnmill.rollout.journal import Journal, NoJournal
 from turnmill.rollout.rewards import require_finite
 from turnmill.rollout.task_sources import TaskSources
@@ -32,7 +37,7 @@ MODEL_NAME = "policy"
 
 
 class HarnessLoop:
-    """Plays any number of episodes concurrently, each by a program that asks this loop's gateway."""
+    """Plays any number of episodes concurrently, each by an agent that asks this loop's gateway."""
 
     def __init__(
         self, *, server_manager: LLMClient, tokenizer: Tokenizer, job: AgentTrainingJob, run_dir: Path,
@@ -69,8 +74,10 @@ class HarnessLoop:
         return await trajectory.answer(request)
 
     def _serve(self) -> HttpServer:
+        """Return the gateway, which only a service on another machine reaches from outside of this one."""
         if self._server is None:
-            self._server = HttpServer(create_app(self))
+            listener = listen(address_towards(self.agent.url), 0) if self.agent.url is not None else None
+            self._server = HttpServer(create_app(self), listener)
             self._server.start()
         return self._server
 
@@ -123,38 +130,61 @@ class HarnessLoop:
             turns=resumed.turns,
             max_turns=self.agent.max_turns,
         )
-        ended = await self._run_program(episode, trajectory)
+        ended = await self._run_agent(episode, trajectory)
         outcome = episode.outcome(ended, self.agent)
         reward = await self._reward(episode, ended)
         await self.journal.finish(episode, outcome)
         return episode.result(outcome, reward)
 
-    async def _run_program(self, episode: HarnessEpisode, trajectory: Trajectory) -> Ended:
-        """Run the program of an episode, under a key that is valid as long as it runs."""
+    async def _run_agent(self, episode: HarnessEpisode, trajectory: Trajectory) -> Ended:
+        """Let the agent play an episode, under a key that is valid as long as it does."""
         key, url = secrets.token_urlsafe(24), self._serve().url
         self._trajectories[key] = trajectory
         try:
-            with TemporaryDirectory(prefix="turnmill-harness-", ignore_cleanup_errors=True) as folder:
-                values = {
-                    "prompt": _prompt(episode.task),
-                    "model": MODEL_NAME,
-                    "url": url,
-                    "key": key,
-                    "workspace": folder,
-                    "python": PYTHON,
-                }
-                with episode.timing.measure("tools"):
-                    return await run_program(
-                        filled(self.agent.command, values),
-                        task=_task_fields(episode.task),
-                        variables=_addresses(url, key) | self.agent.variables,
-                        workspace=Path(folder),
-                        timeout_seconds=self.agent.timeout_seconds,
-                        stop=trajectory.limit_reached,
-                    )
+            with episode.timing.measure("tools"):
+                if self.agent.url is None:
+                    return await self._run_program(episode.task, url, key, stop=trajectory.limit_reached)
+                return await ask_service(
+                    self.agent.url,
+                    {**_task_fields(episode.task), "gateway": {"url": url, "key": key, "model": MODEL_NAME}},
+                    timeout_seconds=self.agent.timeout_seconds,
+                    stop=trajectory.limit_reached,
+                )
         finally:
             del self._trajectories[key]
             await trajectory.close()
+
+    async def _run_program(self, task: Task, url: str, key: str, *, stop: asyncio.Event) -> Ended:
+        with TemporaryDirectory(prefix="turnmill-harness-", ignore_cleanup_errors=True) as folder:
+            values = {
+                "prompt": _prompt(task),
+                "model": MODEL_NAME,
+                "url": url,
+                "key": key,
+                "workspace": folder,
+                "python": PYTHON,
+            }
+            return await run_program(
+                filled(self._command, values),
+                task=_task_fields(task),
+                variables=_addresses(url, key) | self._paths | self.agent.variables,
+                workspace=Path(folder),
+                timeout_seconds=self.agent.timeout_seconds,
+                stop=stop,
+            )
+
+    @property
+    def _command(self) -> Sequence[str]:
+        """The program of a trajectory; one that calls the entry point, if there is one."""
+        if (target := self.agent.entry_point) is None:
+            return self.agent.command or ()
+        return self.agent.python or PYTHON, entry_point.__file__, target
+
+    @property
+    def _paths(self) -> dict[str, str]:
+        """Where an entry point is imported from: where all classes and functions are that a job names."""
+        is_needed = self.agent.entry_point is not None and self.agent.python is None
+        return {"PYTHONPATH": path} if is_needed and (path := os.environ.get("PYTHONPATH")) else {}
 
     async def _reward(self, episode: HarnessEpisode, ended: Ended) -> float:
         if self.agent.reward == "program":

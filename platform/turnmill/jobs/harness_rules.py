@@ -1,0 +1,35 @@
+"""Rules of agents of type `harness`, in Python for the job file and in CEL for the API server."""
+
+from turnmill.jobs.rule import Rule
+from turnmill.jobs.values import Values
+
+_HARNESS = (("agent.type", "harness"),)
+_PROGRAMS = ("command", "entryPoint", "url")
+
+
+def _given(values: Values) -> list[str]:
+    return [name for name in _PROGRAMS if values[f"spec.agent.{name}"] is not None]
+
+
+HARNESS_RULES = (
+    Rule(
+        path="agent",
+        holds=lambda v: len(_given(v)) == 1,
+        cel=f"{' + '.join(f'(has(self.agent.{name}) ? 1 : 0)' for name in _PROGRAMS)} == 1",
+        sentence="needs exactly one of command, entryPoint and url: a program, a function or a service",
+        way_out=lambda v: (
+            f"Keep one of {', '.join(given)}."
+            if (given := _given(v))
+            else 'Give the program, such as command: ["{python}", /home/me/agent.py].'
+        ),
+        only=_HARNESS,
+    ),
+    Rule(
+        path="agent.python",
+        holds=lambda v: v["spec.agent.python"] is None or v["spec.agent.entryPoint"] is not None,
+        cel="!has(self.agent.python) || has(self.agent.entryPoint)",
+        sentence="is the interpreter of entryPoint, and there is none",
+        way_out=lambda v: "Take it out, or name the interpreter in the command.",
+        only=_HARNESS,
+    ),
+)

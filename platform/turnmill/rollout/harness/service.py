@@ -1,0 +1,82 @@
+"""An agent that is a service: it plays a trajectory for each request, and answers when it is done."""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from turnmill.core.errors import HarnessError
+from turnmill.rollout.harness.program import MAX_OUTPUT_BYTES, Ended
+
+CONNECT_SECONDS, PAUSE_SECONDS = 30.0, 1.0
+"""Time for which a service that does not listen is tried again, and time between two tries."""
+
+
+async def ask_service(url: str, body: Mapping[str, object], *, timeout_seconds: float, stop: asyncio.Event) -> Ended:
+    """Return what a service answers to a request, or how it ended: its time is over, or `stop` is set.
+
+    Then the connection is closed, by which the service knows that nobody waits for it. A status that is no success
+    counts as an exit code. A request is sent once: a repeat could repeat effects. Raises HarnessError if the service
+    cannot be reached, or breaks the connection.
+    """
+    asking, stopped = asyncio.create_task(_ask(url, body)), asyncio.create_task(stop.wait())
+    try:
+        done, _ = await asyncio.wait((asking, stopped), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        # Of no effect on what is done.
+        asking.cancel()
+        stopped.cancel()
+    if asking in done:
+        return asking.result()
+    return Ended(0, "stopped" if done else "timeout", "", "")
+
+
+async def _ask(url: str, body: Mapping[str, object]) -> Ended:
+    no_limit = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+    last_try = time.monotonic() + CONNECT_SECONDS
+    async with aiohttp.ClientSession(timeout=no_limit) as session:
+        while True:
+            try:
+                async with session.post(url, json=body) as response:
+                    text = await _end_of(response)
+                    return Ended(0, "exited", text, "") if response.ok else Ended(response.status, "exited", "", text)
+            except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as error:
+                if time.monotonic() >= last_try:
+                    raise HarnessError(
+                        f"spec.agent.url: nothing listens at {url}: {error}. Start the service, or open the way to it."
+                    ) from error
+                await asyncio.sleep(PAUSE_SECONDS)
+            except aiohttp.ClientError as error:
+                raise HarnessError(f"spec.agent.url: {url} broke the connection: {error!r}.") from error
+
+
+async def _end_of(response: aiohttp.ClientResponse) -> str:
+    """Return the end of a body; JSON of several lines on one, as the last line is read."""
+    kept = bytearray()
+    async for piece in response.content.iter_any():
+        kept += piece
+        del kept[:-MAX_OUTPUT_BYTES]
+    text = kept.decode(errors="replace")
+    try:
+        return json.dumps(json.loads(text))
+    except ValueError:
+        return text
+
+
+def address_towards(url: str) -> str:
+    """Return the address of this machine by which a service can reach it. Raises HarnessError for an unknown host."""
+    parts = urlsplit(url)
+    try:
+        ((family, kind, protocol, _, address), *_) = socket.getaddrinfo(
+            parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM
+        )
+        with socket.socket(family, kind, protocol) as probe:
+            # Of a datagram socket, this sends nothing.
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise HarnessError(f"spec.agent.url: there is no way from here to {parts.hostname}: {error}.") from error
