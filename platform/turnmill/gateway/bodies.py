@@ -26,7 +26,7 @@ _decode = json.JSONDecoder().raw_decode
 class Item:
     """A message, or another item of a conversation."""
 
-    __slots__ = ("chain", "end", "messages", "value")
+    __slots__ = ("chain", "end", "messages", "unfinished", "value")
 
     def __init__(self, value: JsonObject, end: int, chain: str) -> None:
         self.value = value
@@ -38,6 +38,9 @@ class Item:
 
         self.messages: tuple[Message, ...] | None = None
         """What it is for the chat template, once somebody has asked for it."""
+
+        self.unfinished: JsonObject | None = None
+        """A message to which items after this one may belong, too."""
 
 
 @dataclass(frozen=True, slots=True)

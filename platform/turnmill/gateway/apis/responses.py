@@ -7,7 +7,7 @@ from pydantic import Field
 
 from turnmill.gateway.answers import Answer, AnswerRequest
 from turnmill.gateway.apis.base import Api, Body, chat_tools, event, num_tokens, openai_error, structured_output
-from turnmill.gateway.bodies import RequestBody
+from turnmill.gateway.bodies import Item, RequestBody
 from turnmill.gateway.errors import GatewayError, RequestError
 from turnmill.gateway.messages import JsonObject, Message, normalized, tool_call
 from turnmill.gateway.parsing import arguments_text
@@ -37,12 +37,12 @@ class ResponsesCall:
             raise RequestError(
                 "previous_response_id: the gateway keeps no responses by id. Send the conversation in `input`."
             )
-        items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+        asked = [normalized({"role": "user", "content": body.input})] if isinstance(body.input, str) else None
         system = [{"role": "system", "content": body.instructions}] if body.instructions else []
         self.stream = bool(body.stream)
         self.request = AnswerRequest(
             digest=request.digest,
-            messages=(*map(normalized, system), *messages_of(items)),
+            messages=(*map(normalized, system), *(asked or messages_of(request.items or ()))),
             tools=chat_tools([_chat_tool(tool) for tool in body.tools or ()], body.tool_choice),
             template=body.chat_template_kwargs or {},
             sampling={**body.sampling(), **_format(body.text)},
@@ -138,21 +138,38 @@ def _error_event(error: GatewayError) -> str:
 RESPONSES = Api("/responses", "input", ResponsesCall, openai_error, _error_event)
 
 
-def messages_of(items: Iterable[JsonObject]) -> list[Message]:
-    """Return items as messages: reasoning, text and calls that follow each other are one answer of the assistant."""
-    messages: list[dict[str, object]] = []
+def messages_of(items: Iterable[Item]) -> list[Message]:
+    """Return items as messages: reasoning, text and calls that follow each other are one answer of the assistant.
+
+    What does not depend on items that may follow is kept with an item, so that each is read once.
+    """
+    messages: list[Message] = []
+    unfinished: JsonObject | None = None
     for item in items:
-        kind = item.get("type", "message")
-        if kind == "function_call_output":
-            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(item.get("output"))})
-        elif kind in ("message", "function_call", "reasoning"):
-            part = _part(kind, item)
-            if part["role"] == "assistant" and messages and _joins(messages[-1], part):
-                _join(messages[-1], part)
-            else:
-                messages.append(part)
+        if item.messages is None:
+            finished, item.unfinished = _next_messages(unfinished, item.value)
+            item.messages = tuple(map(normalized, finished))
+        messages += item.messages
+        unfinished = item.unfinished
+    return messages if unfinished is None else [*messages, normalized(unfinished)]
+
+
+def _next_messages(unfinished: JsonObject | None, item: JsonObject) -> tuple[list[JsonObject], JsonObject | None]:
+    """Return the messages that an item finishes, and the one to which items after it may belong."""
+    kind = item.get("type", "message")
+    before = [unfinished] if unfinished is not None else []
+    if kind == "function_call_output":
+        result = {"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(item.get("output"))}
+        return [*before, result], None
+    if kind not in ("message", "function_call", "reasoning"):
         # Others, such as calls of the server's own tools, are nothing that a policy wrote or reads.
-    return [normalized(message) for message in messages]
+        return [], unfinished
+    part = _part(kind, item)
+    if part["role"] != "assistant":
+        return [*before, part], None
+    if unfinished is not None and _joins(unfinished, part):
+        return [], _joined(unfinished, part)
+    return before, part
 
 
 def _part(kind: str, item: JsonObject) -> dict[str, object]:
@@ -167,19 +184,15 @@ def _part(kind: str, item: JsonObject) -> dict[str, object]:
 
 def _joins(before: JsonObject, part: JsonObject) -> bool:
     """Return whether a part belongs to the answer before it: of each kind that an answer has once, the first does."""
-    if before["role"] != "assistant":
-        return False
     if part.get("tool_calls"):
         return True
     return not before.get("tool_calls") and not before["content"] and bool(part["content"])
 
 
-def _join(before: dict[str, object], part: JsonObject) -> None:
+def _joined(before: JsonObject, part: JsonObject) -> JsonObject:
     if calls := part.get("tool_calls"):
-        earlier = before.get("tool_calls")
-        before["tool_calls"] = [*(earlier if isinstance(earlier, list) else []), *calls]
-    else:
-        before["content"] = part["content"]
+        return {**before, "tool_calls": [*before.get("tool_calls", ()), *calls]}
+    return {**before, "content": part["content"]}
 
 
 def _text(content: object) -> object:
