@@ -2,8 +2,8 @@
 
 PYTHON entry_point.py package.module:function < task.json
 
-Any interpreter may run this file, so it imports nothing of this package. The last line of its output is the result: an
-object stays as it is, a number is the reward, a text is the answer.
+The interpreter may be of another virtual environment, so this file imports nothing of this package. The last line of
+its output is the result: an object stays as it is, a number is the reward, a text is the answer.
 """
 
 import asyncio
@@ -14,10 +14,11 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+Function = Callable[[dict[str, object]], object]
 
 
-def load(target: str) -> Callable[[dict[str, Any]], Any]:
+def load(target: str) -> Function:
     """Return the function `package.module:function` or `FILE.py:function`."""
     source, _, name = target.rpartition(":")
     if not source.endswith(".py"):
