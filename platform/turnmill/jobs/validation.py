@@ -153,6 +153,8 @@ def field_problem(place: Place, details: ErrorDetails) -> Problem:
             dotted(path), value, f"must be {_one_of(allowed)}", _suggest(str(value), allowed, "Choose one of them.")
         )
     rule, way_out = _bound_rule(kind, context) or TYPE_RULES.get(kind, (_lower(details["msg"]), "Correct it."))
+    if kind == "string_pattern_mismatch" and path in _OF_PATTERNS:
+        rule, way_out = _OF_PATTERNS[path]
     if kind == "string_pattern_mismatch" and path == ("metadata", "name"):
         rule, way_out = (
             "must be lower-case letters, digits and dashes, with a letter first and no dash last",
@@ -162,6 +164,15 @@ def field_problem(place: Place, details: ErrorDetails) -> Problem:
         rule = f"must be {', '.join(PROMPTS)}, a file (.txt, .md) or package.module:function"
         way_out = _suggest(value, PROMPTS, "Choose one of them.")
     return Problem(dotted(path), value, rule, way_out)
+
+
+_OF_PATTERNS: Mapping[tuple[str | int, ...], tuple[str, str]] = {
+    ("spec", "agent", "entryPoint"): (
+        "must be package.module:function or /FOLDER/FILE.py:function",
+        "Name the function after a colon.",
+    ),
+    ("spec", "agent", "url"): ("must begin with http:// or https://", "Try http://agent:8000/play."),
+}
 
 
 def _bound_rule(kind: str, context: Mapping[str, object]) -> tuple[str, str] | None:

@@ -15,6 +15,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+LOAD_ONLY = "--load-only"
+"""Argument after which nothing is called."""
+
 Function = Callable[[dict[str, object]], object]
 
 
@@ -50,8 +53,10 @@ def main() -> None:
     """Call the function that is named on the command line with the task on the standard input."""
     # Not the modules beside this file, which have common names.
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
-    function, task = load(sys.argv[1]), json.load(sys.stdin)
-    returned = function(task)
+    function = load(sys.argv[1])
+    if LOAD_ONLY in sys.argv[2:]:
+        return
+    returned = function(json.load(sys.stdin))
     if inspect.iscoroutine(returned):
         returned = asyncio.run(returned)
     print("\n" + json.dumps(result_of(returned)), flush=True)

@@ -1,5 +1,9 @@
 """The agent kind `harness`: programs that take the policy for a model server."""
 
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 
 from turnmill.jobs.harness_agent import HarnessAgent
@@ -7,6 +11,8 @@ from turnmill.jobs.problems import Problem
 from turnmill.jobs.values import Values
 from turnmill.training.agent_kinds import checks
 from turnmill.training.agent_kinds.base import AgentKind
+
+IMPORT_SECONDS = 120
 
 
 class HarnessKind(AgentKind[HarnessAgent]):
@@ -22,10 +28,36 @@ class HarnessKind(AgentKind[HarnessAgent]):
 
     @classmethod
     def problems(cls, values: Values) -> Iterator[Problem]:
-        """Yield problems with the tasks, which must fit into JSON."""
+        """Yield problems with the tasks, which must fit into JSON, and with the function that plays them."""
         yield from checks.task_problems(values, as_json=True)
+        if (target := values["spec.agent.entryPoint"]) is not None:
+            yield from _entry_point_problems(target, values["spec.agent.python"])
 
     @classmethod
     def warm_start_problems(cls, values: Values) -> Iterator[Problem]:
         """Yield a problem if the tasks have no demonstrations."""
         yield from checks.demonstration_problems(values)
+
+
+def _entry_point_problems(target: str, python: str | None) -> Iterator[Problem]:
+    """Yield a problem if a function cannot be loaded as a trajectory's program will load it."""
+    from turnmill.rollout.harness import entry_point
+
+    command = [python or sys.executable, entry_point.__file__, target, entry_point.LOAD_ONLY]
+    own = {"PYTHONPATH"} if python is None else set()
+    environment = {name: value for name, value in os.environ.items() if name in {"PATH", "LANG"} | own}
+    place, value, way_out = "spec.agent.entryPoint", target, "Give the whole path of a file, or install its package."
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            ended = subprocess.run(
+                command, cwd=folder, env=environment, capture_output=True, text=True, timeout=IMPORT_SECONDS
+            )
+        except OSError as error:
+            yield Problem("spec.agent.python", python, f"cannot be started: {error.strerror}", "Give its whole path.")
+            return
+        except subprocess.TimeoutExpired:
+            yield Problem(place, value, f"is not imported within {IMPORT_SECONDS} s", "Import less at its beginning.")
+            return
+    if ended.returncode:
+        reason = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
+        yield Problem(place, value, f"cannot be loaded: {reason}", way_out)

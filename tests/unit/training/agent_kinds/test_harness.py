@@ -1,0 +1,79 @@
+"""What `turnmill check` finds in jobs of agents that are programs."""
+
+import sys
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import pytest
+import yaml
+
+from support.jobs import harness_job
+from turnmill.cli import checks
+from turnmill.jobs import JobError, load_job
+from turnmill.training.agent_kinds import harness
+
+AGENT = """
+def play(task):
+    raise AssertionError("not at a check")
+"""
+
+
+def problems_of(**agent: str) -> list[str]:
+    with NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(harness_job(agent={"type": "harness", **agent}), file)
+        file.flush()
+        try:
+            load_job(Path(file.name), checks=[checks.agent])
+        except JobError as error:
+            return [str(problem) for problem in error.problems]
+    return []
+
+
+def test_a_function_that_can_be_loaded_is_not_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "agents.py").write_text(AGENT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    assert problems_of(entryPoint=f"{tmp_path / 'agents.py'}:play") == []
+    assert problems_of(entryPoint="agents:play") == []
+    assert problems_of(url="http://127.0.0.1:1/play") == []
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "reason"),
+    [
+        ("agents:play", "ModuleNotFoundError: No module named 'agents'"),
+        ("agent.py:play", "FileNotFoundError"),
+        ("{folder}/agent.py:missing", "AttributeError: module 'agent' has no attribute 'missing'"),
+        ("{folder}/broken.py:play", "SyntaxError"),
+    ],
+)
+def test_a_function_that_cannot_be_loaded_is_a_problem(tmp_path: Path, entry_point: str, reason: str):
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "broken.py").write_text("def play(:")
+    target = entry_point.format(folder=tmp_path)
+
+    (problem,) = problems_of(entryPoint=target)
+
+    assert problem.startswith(f"spec.agent.entryPoint: '{target[:20]}")
+    assert reason in problem
+
+
+def test_an_interpreter_has_modules_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "agents.py").write_text(AGENT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    (missing,) = problems_of(entryPoint="agents:play", python=sys.executable)
+    (no_program,) = problems_of(entryPoint="agents:play", python=str(tmp_path / "python"))
+
+    assert "No module named 'agents'" in missing
+    assert no_program.startswith("spec.agent.python: ")
+    assert "cannot be started: No such file or directory" in no_program
+
+
+def test_an_import_that_does_not_end_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(harness, "IMPORT_SECONDS", 0.5)
+    (tmp_path / "agent.py").write_text("import time\ntime.sleep(60)")
+
+    (problem,) = problems_of(entryPoint=f"{tmp_path / 'agent.py'}:play")
+
+    assert "is not imported within 0.5 s" in problem
