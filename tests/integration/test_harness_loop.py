@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from turnmill.core.errors import InferenceError
+from turnmill.core.http_connections import listen
 from turnmill.core.ports import free_port
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.jobs import AgentTrainingJob
@@ -357,6 +358,7 @@ async def test_a_service_that_fails_fails_its_trajectory(begin: Begin, serve: Se
         return web.Response()
 
     monkeypatch.setattr(service, "CONNECT_SECONDS", 0.2)
+    ports = range(port := free_port(), port + 1)
     monkeypatch.setattr(service, "PAUSE_SECONDS", 0.01)
     for url, message in (
         (await serve(break_down), "ended with 503 and asked the policy for nothing: no agent is free"),
@@ -367,6 +369,16 @@ async def test_a_service_that_fails_fails_its_trajectory(begin: Begin, serve: Se
         failure = await failed(begin("", command=None, url=url))
         assert (failure.cause, failure.num_turns) == ("harness", 0)
         assert message in failure.message
+    monkeypatch.setattr(service, "PORTS", ports)
+    with listen("127.0.0.1", port):
+        failure = await failed(begin("", command=None, url="http://127.0.0.1:9/play"))
+    assert f"the ports {port} to {port} of 127.0.0.1 are all taken" in failure.message
+
+
+def test_the_teams_policy_opens_the_ports_of_gateways():
+    policies = Path(__file__).parents[2] / "charts" / "turnmill-team" / "templates" / "network-policies.yaml"
+
+    assert f"port: {service.PORTS[0]}, endPort: {service.PORTS[-1]}, protocol: TCP" in policies.read_text()
 
 
 async def test_branches_of_a_program_are_rows_and_counted(begin: Begin):

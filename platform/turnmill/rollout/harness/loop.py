@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from turnmill.core.errors import EpisodeError
-from turnmill.core.http_connections import listen
 from turnmill.core.trajectory import EpisodeFailure, TrajectoryOutcome, Turn
 from turnmill.gateway.answers import Answer, AnswerRequest
 from turnmill.gateway.app import create_app
@@ -26,7 +25,7 @@ from turnmill.rollout.harness import entry_point
 from turnmill.rollout.harness.engine import EpisodeEngine
 from turnmill.rollout.harness.episode import EpisodeResult, HarnessEpisode
 from turnmill.rollout.harness.program import PYTHON, Ended, filled, run_program
-from turnmill.rollout.harness.service import address_towards, ask_service
+from turnmill.rollout.harness.service import ask_service, listen_towards
 from turnmill.rollout.journal import Journal, NoJournal
 from turnmill.rollout.rewards import require_finite
 from turnmill.rollout.task_sources import TaskSources
@@ -76,7 +75,7 @@ class HarnessLoop:
     def _serve(self) -> HttpServer:
         """Return the gateway, which only a service on another machine reaches from outside of this one."""
         if self._server is None:
-            listener = listen(address_towards(self.agent.url), 0) if self.agent.url is not None else None
+            listener = listen_towards(self.agent.url) if self.agent.url is not None else None
             self._server = HttpServer(create_app(self), listener)
             self._server.start()
         return self._server

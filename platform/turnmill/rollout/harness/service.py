@@ -5,15 +5,20 @@ import json
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import aiohttp
 
-from turnmill.core.errors import HarnessError
+from turnmill.core.errors import HarnessError, SettingsError
+from turnmill.core.http_connections import listen
 from turnmill.rollout.harness.program import MAX_OUTPUT_BYTES, Ended
 
 CONNECT_SECONDS, PAUSE_SECONDS = 30.0, 1.0
 """Time for which a service that does not listen is tried again, and time between two tries."""
+
+PORTS = range(9700, 9764)
+"""Ports of the gateways that services reach, one for each agent loop worker of a machine; the chart opens them."""
 
 
 async def ask_service(url: str, body: Mapping[str, object], *, timeout_seconds: float, stop: asyncio.Event) -> Ended:
@@ -67,8 +72,16 @@ async def _end_of(response: aiohttp.ClientResponse) -> str:
         return text
 
 
-def address_towards(url: str) -> str:
-    """Return the address of this machine by which a service can reach it. Raises HarnessError for an unknown host."""
+def listen_towards(url: str) -> socket.socket:
+    """Return a listening socket that a service can reach. Raises HarnessError without a way to it or a free port."""
+    address = _address_towards(url)
+    for port in PORTS:
+        with suppress(SettingsError):
+            return listen(address, port)
+    raise HarnessError(f"spec.agent.url: the ports {PORTS[0]} to {PORTS[-1]} of {address} are all taken.")
+
+
+def _address_towards(url: str) -> str:
     parts = urlsplit(url)
     try:
         ((family, kind, protocol, _, address), *_) = socket.getaddrinfo(
