@@ -1,9 +1,7 @@
 """The agent loop of agents of type `harness`: a gateway, and a program or a request to a service per trajectory."""
 
 import asyncio
-import os
 import secrets
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,10 +19,9 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnPosition, TurnRecord
 from turnmill.rollout.episode_id import EpisodeId
-from turnmill.rollout.harness import entry_point
 from turnmill.rollout.harness.engine import EpisodeEngine
 from turnmill.rollout.harness.episode import EpisodeResult, HarnessEpisode
-from turnmill.rollout.harness.program import PYTHON, Ended, filled, run_program
+from turnmill.rollout.harness.program import PYTHON, Ended, entry_point_command, filled, import_paths, run_program
 from turnmill.rollout.harness.service import ask_service, listen_towards
 from turnmill.rollout.journal import Journal, NoJournal
 from turnmill.rollout.rewards import require_finite
@@ -163,27 +160,18 @@ class HarnessLoop:
                 "workspace": folder,
                 "python": PYTHON,
             }
+            command, paths = self.agent.command or (), {}
+            if self.agent.entry_point is not None:
+                command = entry_point_command(self.agent.entry_point, self.agent.python)
+                paths = import_paths(self.agent.python)
             return await run_program(
-                filled(self._command, values),
+                filled(command, values),
                 task=_task_fields(task),
-                variables=_addresses(url, key) | self._paths | self.agent.variables,
+                variables=_addresses(url, key) | paths | self.agent.variables,
                 workspace=Path(folder),
                 timeout_seconds=self.agent.timeout_seconds,
                 stop=stop,
             )
-
-    @property
-    def _command(self) -> Sequence[str]:
-        """The program of a trajectory; one that calls the entry point, if there is one."""
-        if (target := self.agent.entry_point) is None:
-            return self.agent.command or ()
-        return self.agent.python or PYTHON, entry_point.__file__, target
-
-    @property
-    def _paths(self) -> dict[str, str]:
-        """Where an entry point is imported from: where all classes and functions are that a job names."""
-        is_needed = self.agent.entry_point is not None and self.agent.python is None
-        return {"PYTHONPATH": path} if is_needed and (path := os.environ.get("PYTHONPATH")) else {}
 
     async def _reward(self, episode: HarnessEpisode, ended: Ended) -> float:
         if self.agent.reward == "program":

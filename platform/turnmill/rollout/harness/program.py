@@ -6,16 +6,17 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Literal
+from typing import IO, Literal, TypeVar
 
 from turnmill.core import forking
 from turnmill.core.errors import HarnessError
 from turnmill.core.process_mark import PROCESS_MARK
+from turnmill.rollout.harness import entry_point
 
 INHERITED = ("PATH", "LANG", "LC_ALL", PROCESS_MARK)
 """Environment variables that a program gets of those of the run; none of them is a secret."""
@@ -26,6 +27,9 @@ MAX_OUTPUT_BYTES = 1024**2
 MAX_ERROR_CHARACTERS = 500
 PYTHON = sys.executable
 
+How = Literal["exited", "timeout", "stopped"]
+T = TypeVar("T")
+
 _NAME = re.compile(r"\{(\w+)\}")
 
 
@@ -34,7 +38,7 @@ class Ended:
     """A program that has ended."""
 
     exit_code: int
-    how: Literal["exited", "timeout", "stopped"]
+    how: How
     output: str
     errors: str
 
@@ -54,6 +58,21 @@ class Ended:
         return (self.errors.strip() or self.output.strip())[-MAX_ERROR_CHARACTERS:]
 
 
+def inherited(names: Iterable[str]) -> dict[str, str]:
+    """Return the environment variables of this process with these names."""
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def entry_point_command(target: str, python: str | None) -> tuple[str, ...]:
+    """Return the program that calls a function, by an interpreter of its own or by this one."""
+    return python or PYTHON, entry_point.__file__, target
+
+
+def import_paths(python: str | None) -> dict[str, str]:
+    """Return where this interpreter finds the classes and functions that a job names; nothing for another one."""
+    return inherited(["PYTHONPATH"]) if python is None else {}
+
+
 def filled(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
     """Return a command with `{name}` replaced; other braces stay."""
     # One pass, so that a prompt with braces stays as it is.
@@ -70,7 +89,6 @@ async def run_program(
     stop: asyncio.Event,
 ) -> Ended:
     """Run a program until it exits, its time is over, or `stop` is set. Raises HarnessError if it does not start."""
-    inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
     folders = {"HOME": str(workspace), "TMPDIR": str(workspace)}
     # Files, no pipes: children that outlive the program would keep pipes open.
     with TemporaryFile() as given, TemporaryFile() as output, TemporaryFile() as errors:
@@ -80,7 +98,7 @@ async def run_program(
             process = await asyncio.create_subprocess_exec(
                 *command,
                 cwd=workspace,
-                env=inherited | folders | dict(variables),
+                env=inherited(INHERITED) | folders | dict(variables),
                 stdin=given,
                 stdout=output,
                 stderr=errors,
@@ -94,23 +112,23 @@ async def run_program(
                 "Give a program in PATH, or its whole path."
             ) from error
         try:
-            how = await _wait(process, timeout_seconds, stop)
+            how = await wait_for_end(asyncio.create_task(process.wait()), timeout_seconds, stop)
         finally:
             _kill_group(process.pid)
             exit_code = await process.wait()
         return Ended(exit_code, how, _end_of(output), _end_of(errors))
 
 
-async def _wait(
-    process: asyncio.subprocess.Process, timeout_seconds: float, stop: asyncio.Event
-) -> Literal["exited", "timeout", "stopped"]:
-    exited, stopped = asyncio.create_task(process.wait()), asyncio.create_task(stop.wait())
+async def wait_for_end(end: asyncio.Task[T], timeout_seconds: float, stop: asyncio.Event) -> How:
+    """Return how an agent ended: by itself, or because its time is over or `stop` is set; then `end` is cancelled."""
+    stopped = asyncio.create_task(stop.wait())
     try:
-        done, _ = await asyncio.wait((exited, stopped), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait((end, stopped), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        exited.cancel()
+        # Of no effect on what is done.
+        end.cancel()
         stopped.cancel()
-    if exited in done:
+    if end in done:
         return "exited"
     return "stopped" if done else "timeout"
 

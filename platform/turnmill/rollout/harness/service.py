@@ -12,7 +12,7 @@ import aiohttp
 
 from turnmill.core.errors import HarnessError, SettingsError
 from turnmill.core.http_connections import listen
-from turnmill.rollout.harness.program import MAX_OUTPUT_BYTES, Ended
+from turnmill.rollout.harness.program import MAX_OUTPUT_BYTES, Ended, wait_for_end
 
 CONNECT_SECONDS, PAUSE_SECONDS = 30.0, 1.0
 """Time for which a service that does not listen is tried again, and time between two tries."""
@@ -28,16 +28,9 @@ async def ask_service(url: str, body: Mapping[str, object], *, timeout_seconds: 
     counts as an exit code. A request is sent once: a repeat could repeat effects. Raises HarnessError if the service
     cannot be reached, or breaks the connection.
     """
-    asking, stopped = asyncio.create_task(_ask(url, body)), asyncio.create_task(stop.wait())
-    try:
-        done, _ = await asyncio.wait((asking, stopped), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        # Of no effect on what is done.
-        asking.cancel()
-        stopped.cancel()
-    if asking in done:
-        return asking.result()
-    return Ended(0, "stopped" if done else "timeout", "", "")
+    asking = asyncio.create_task(_ask(url, body))
+    how = await wait_for_end(asking, timeout_seconds, stop)
+    return asking.result() if how == "exited" else Ended(0, how, "", "")
 
 
 async def _ask(url: str, body: Mapping[str, object]) -> Ended:

@@ -1,8 +1,6 @@
 """The agent kind `harness`: programs that take the policy for a model server."""
 
-import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -41,12 +39,12 @@ class HarnessKind(AgentKind[HarnessAgent]):
 
 def _entry_point_problems(target: str, python: str | None) -> Iterator[Problem]:
     """Yield a problem if a function cannot be loaded as a trajectory's program will load it."""
-    from turnmill.rollout.harness import entry_point
+    from turnmill.rollout.harness.entry_point import LOAD_ONLY
+    from turnmill.rollout.harness.program import INHERITED, entry_point_command, import_paths, inherited
 
-    command = [python or sys.executable, entry_point.__file__, target, entry_point.LOAD_ONLY]
-    own = {"PYTHONPATH"} if python is None else set()
-    environment = {name: value for name, value in os.environ.items() if name in {"PATH", "LANG"} | own}
-    place, value, way_out = "spec.agent.entryPoint", target, "Give the whole path of a file, or install its package."
+    command = [*entry_point_command(target, python), LOAD_ONLY]
+    environment = inherited(INHERITED) | import_paths(python)
+    place = "spec.agent.entryPoint"
     with tempfile.TemporaryDirectory() as folder:
         try:
             ended = subprocess.run(
@@ -56,8 +54,9 @@ def _entry_point_problems(target: str, python: str | None) -> Iterator[Problem]:
             yield Problem("spec.agent.python", python, f"cannot be started: {error.strerror}", "Give its whole path.")
             return
         except subprocess.TimeoutExpired:
-            yield Problem(place, value, f"is not imported within {IMPORT_SECONDS} s", "Import less at its beginning.")
+            yield Problem(place, target, f"is not imported within {IMPORT_SECONDS} s", "Import less at its beginning.")
             return
     if ended.returncode:
         reason = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
-        yield Problem(place, value, f"cannot be loaded: {reason}", way_out)
+        way_out = "Give the whole path of a file, or install its package."
+        yield Problem(place, target, f"cannot be loaded: {reason}", way_out)
