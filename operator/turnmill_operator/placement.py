@@ -1,7 +1,7 @@
 """Placement of a job on its team's worker groups."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -57,19 +57,21 @@ def place(spec: JobSpec, team: TeamSettings) -> Placement | DesiredCondition:
         )
     replicas = {train.name: spec.resources.train.nodes}
     fields = {train.name: "spec.resources.train.nodes"}
-    if spec.training.mode == "separate_async":
-        rollout = _group("spec.resources.rollout.accelerator", spec.resources.rollout.accelerator, spec, team)
-        if isinstance(rollout, DesiredCondition):
-            return rollout
-        if (wanted := spec.gpus_per_engine) > rollout.gpus_per_node:
+    for engines in _engines(spec):
+        group = _group(f"{engines.place}.accelerator", engines.accelerator, spec, team)
+        if isinstance(group, DesiredCondition):
+            return group
+        if engines.gpus > group.gpus_per_node:
             return DesiredCondition(
                 False,
                 Reason.TOO_MANY_GPUS,
-                f"{spec.gpus_per_engine_field}: {wanted} is more than the {rollout.gpus_per_node} GPUs of a node of "
-                f"{rollout.name}, and an engine is on one node. Ask for at most {rollout.gpus_per_node}.",
+                f"{engines.gpus_field}: {engines.gpus} is more than the {group.gpus_per_node} GPUs of a node of "
+                f"{group.name}, and {engines.what} is on one node. Ask for at most {group.gpus_per_node}.",
             )
-        replicas[rollout.name] = replicas.get(rollout.name, 0) + _rollout_nodes(spec, rollout)
-        fields[rollout.name] = "spec.resources.rollout.replicas"
+        replicas[group.name] = replicas.get(group.name, 0) + math.ceil(
+            engines.replicas / (group.gpus_per_node // engines.gpus)
+        )
+        fields[group.name] = f"{engines.place}.replicas"
     for group in team.worker_groups:
         if (nodes := replicas.get(group.name, 0)) > group.max_replicas:
             return DesiredCondition(
@@ -107,6 +109,33 @@ def _group(path: str, accelerator: str | None, spec: JobSpec, team: TeamSettings
     return group
 
 
-def _rollout_nodes(spec: JobSpec, group: WorkerGroup) -> int:
-    """Return the nodes needed if every engine has all its GPUs on one node."""
-    return math.ceil(spec.resources.rollout.replicas / (group.gpus_per_node // spec.gpus_per_engine))
+@dataclass(frozen=True, slots=True)
+class _Engines:
+    """Engines that have GPUs of their own, each all of its GPUs on one node."""
+
+    place: str
+    """Section of the job that asks for them."""
+
+    replicas: int
+    gpus: int
+    gpus_field: str
+    accelerator: str | None
+    what: str
+
+
+def _engines(spec: JobSpec) -> Iterator[_Engines]:
+    if spec.training.mode == "separate_async":
+        rollout = spec.resources.rollout
+        yield _Engines(
+            "spec.resources.rollout",
+            rollout.replicas,
+            spec.gpus_per_engine,
+            spec.gpus_per_engine_field,
+            rollout.accelerator,
+            "an engine",
+        )
+    if (reward := spec.reward_model) is not None:
+        gpus_field = "spec.rewardModel.tensorParallel"
+        yield _Engines(
+            "spec.rewardModel", reward.replicas, reward.tensor_parallel, gpus_field, reward.accelerator, "a server"
+        )

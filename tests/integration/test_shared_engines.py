@@ -8,7 +8,7 @@ import ray
 
 from turnmill.core.errors import RunFailedError
 from turnmill.training.verl.engine_server import EngineServer
-from turnmill.training.verl.shared_engines import ended_with_engines
+from turnmill.training.verl.shared_engines import ended_with
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,14 +39,14 @@ class Worker:
 
 
 def sync_weights(engines, worker) -> None:
-    with ended_with_engines(engines, [worker]):
+    with ended_with(engines, [worker]):
         sending = worker.send_weights.remote()
         ray.kill(engines[1])
         ray.get(sending, timeout=120)
 
 
 def fail(worker) -> None:
-    with ended_with_engines([Engine.remote()], [worker]):
+    with ended_with([Engine.remote()], [worker]):
         assert ray.get(worker.learn.remote()) == "learned"
         raise ZeroDivisionError
 
@@ -75,8 +75,8 @@ def test_engines_that_end_after_the_training_end_nothing(monkeypatch):
     # Those of other tests may take a moment to end.
     before = set(threading.enumerate())
 
-    with ended_with_engines([engine], [worker]):
-        (watch,) = {thread for thread in threading.enumerate() if thread.name == "engine-deaths"} - before
+    with ended_with([engine], [worker]):
+        (watch,) = {thread for thread in threading.enumerate() if thread.name == "server-deaths"} - before
     ray.kill(engine)
     watch.join(timeout=120)
 

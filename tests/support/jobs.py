@@ -121,6 +121,7 @@ RULE_VIOLATIONS: dict[str, dict[str, Any]] = {
     "rejection by bypassed log-probs": {"algorithm__rolloutCorrection": {"bypass": True, "rejection": "token"}},
     "a mask without weights inside": {"algorithm__rolloutCorrection": {"lowerThreshold": 3}},
     "a rejection of everything": {"algorithm__rolloutCorrection": {"rejectionLow": 2, "rejectionHigh": 1}},
+    "a reward model beside an environment": {"rewardModel": {"path": "/m"}},
     "a queue for the shared cluster": {"queue": "team-a", "cluster": "shared"},
     "layers shared without megatron": {"resources__train": {"tensorParallel": 2, "gpusPerNode": 2}},
     "stages without megatron": {"resources__train": {"pipelineParallel": 2, "gpusPerNode": 2}},

@@ -77,6 +77,10 @@ FIELDS: Mapping[str, str] = {
     "data.train_files": "environment.options.path",
     "data.val_batch_size": "training.validation.episodes",
     "data.val_files": "environment.options.validationPath",
+    "reward.reward_model.model_path": "rewardModel.path",
+    "reward.reward_model.rollout.tensor_model_parallel_size": "rewardModel.tensorParallel",
+    "reward_model.model.path": "rewardModel.path",
+    "reward_model.rollout.tensor_model_parallel_size": "rewardModel.tensorParallel",
     "trainer.logger": "tracking.loggers",
     "trainer.n_gpus_per_node": "resources.train.gpusPerNode",
     "trainer.nnodes": "resources.train.nodes",
@@ -84,6 +88,9 @@ FIELDS: Mapping[str, str] = {
     "trainer.total_training_steps": "training.steps",
 }
 """Fields of a job by verl's names."""
+
+REWARD_MODELS = ("reward.reward_model", "reward_model")
+"""Sections of a reward model, now and before verl 0.8."""
 
 ESTIMATORS = {"gae": "ppo"}
 """Types of algorithms whose names differ from verl's estimators."""
@@ -111,6 +118,7 @@ def put_learning(found: Conversion, given: Mapping[str, object], fields: Mapping
     """Put the settings of an agent that learns from whole trajectories of the tasks of a data set."""
     found.put("environment.name", "dataset")
     found.put("environment.options.reward", _reward(given))
+    given = _without_switches(given)
     estimator = str(given.get("algorithm.adv_estimator", "gae"))
     if given.get(f"{FILTER}.enable") is True and estimator == "grpo":
         found.put("algorithm.type", "dapo")
@@ -219,7 +227,15 @@ def _drop_unknown_fields(found: Conversion, given: Mapping[str, object], fields:
 
 def _reward(given: Mapping[str, object]) -> str:
     path = given.get("custom_reward_function.path")
-    return f"verl:{path}:{given.get('custom_reward_function.name', 'compute_score')}" if path else "verl"
+    if path:
+        return f"verl:{path}:{given.get('custom_reward_function.name', 'compute_score')}"
+    return "reward_model" if any(given.get(f"{name}.enable") is True for name in REWARD_MODELS) else "verl"
+
+
+def _without_switches(given: Mapping[str, object]) -> Mapping[str, object]:
+    """Leave out what decides whether verl has a reward model, and where: here it has GPUs of its own if it is named."""
+    switches = {f"{name}.{switch}" for name in REWARD_MODELS for switch in ("enable", "enable_resource_pool")}
+    return {name: value for name, value in given.items() if name not in switches}
 
 
 def _int(value: object) -> int | None:

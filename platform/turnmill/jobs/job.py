@@ -13,6 +13,7 @@ from turnmill.jobs.harness_agent import HarnessAgent
 from turnmill.jobs.model import ModelSettings
 from turnmill.jobs.multi_turn_agent import MultiTurnAgent
 from turnmill.jobs.resources import ResourcesSettings
+from turnmill.jobs.reward_model import RewardModelSettings
 from turnmill.jobs.settings import Settings
 from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.jobs.tracking import MetricsSettings, TrackingSettings
@@ -57,6 +58,9 @@ class JobSpec(Settings):
 
     environment: EnvironmentSettings = EnvironmentSettings()
     """The environment, its processes and its rewards."""
+
+    reward_model: RewardModelSettings | None = None
+    """A second model, which gives rewards."""
 
     algorithm: AlgorithmSettings = TurnPpo()
     """The learning algorithm, selected by `type`."""

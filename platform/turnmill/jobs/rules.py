@@ -89,6 +89,11 @@ def _has_own_environments(values: Values) -> bool:
     return bool(values["spec.agent.type"] == "grl" or fine_tunes(values))
 
 
+def _has_rewards_of_its_own(values: Values) -> bool:
+    """Return whether no model can be asked for a job's rewards."""
+    return bool(values["spec.agent.type"] in ("verlog", "grl") or fine_tunes(values))
+
+
 def _compares_with_group(values: Values) -> bool:
     if values["spec.agent.type"] == "grl":
         return False
@@ -433,6 +438,14 @@ RULES: tuple[Rule, ...] = (
         sentence="must be fixed with spec.algorithm.kl.in loss: only the coefficient of the reward's penalty adapts",
         way_out=lambda v: "Set it to fixed, or spec.algorithm.kl.in to reward.",
         only=(WITH_KL,),
+    ),
+    Rule(
+        path="rewardModel",
+        holds=lambda v: v["spec.rewardModel"] is None or not _has_rewards_of_its_own(v),
+        cel=f"!has(self.rewardModel) || !(self.agent.type == 'verlog' || {_IS_GRL} || {_IS_SFT})",
+        sentence="must be left out with spec.agent.type verlog or grl, whose environments give the rewards, and with "
+        "spec.algorithm.type sft, which has none",
+        way_out=lambda v: "Take it out, or set spec.agent.type to tool.",
     ),
     *CORRECTION_RULES,
     *FINE_TUNING_RULES,

@@ -90,6 +90,11 @@ class RunFolder:
         return self.path / "failure.json"
 
     @property
+    def reward_model(self) -> Path:
+        """Addresses and key of the servers of `spec.rewardModel`."""
+        return self.path / "reward-model.json"
+
+    @property
     def marks(self) -> Path:
         """Times at which each attempt started, reached its first step and ended."""
         return self.path / "logs" / "marks.jsonl"

@@ -3,10 +3,13 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.rewards import compute_prediction, compute_reward
 from turnmill.tasks import Answer, Task, TaskSource, create_source
+from turnmill.tasks.reward_model import RewardModel
 
 
 class TaskEpisode(Protocol):
@@ -20,11 +23,20 @@ class TaskEpisode(Protocol):
 class TaskSources:
     """A job's source of tasks, with the seeds of the training and of the validation."""
 
-    def __init__(self, job: AgentTrainingJob) -> None:
+    def __init__(self, job: AgentTrainingJob, folder: RunFolder) -> None:
         environment, training = job.spec.environment, job.spec.training
         self._spec = job.spec
         self.training: TaskSource = create_source(environment.name, environment.options, seed=training.seed)
         self.validation = create_source(environment.name, environment.options, seed=training.validation.seed)
+        if job.spec.reward_model is None:
+            if self.training.asks_reward_model:
+                raise SettingsError(
+                    "spec.rewardModel: missing, and environment.options.reward asks it. Add the model, or give the "
+                    "address of a judge as environment.options.judge.url."
+                )
+        else:
+            # One for both, since it limits how much is asked for at a time.
+            self.training.reward_model = self.validation.reward_model = RewardModel(folder.reward_model)
 
     def task(self, episode: EpisodeId) -> Task:
         """Return the task of an episode."""

@@ -79,12 +79,14 @@ def _train(attempt: Attempt, folder: RunFolder, report: Report) -> None:
         # On the shared volume, as other pods and other jobs of the namespace read the model.
         warm_starts = attempt.run_dir.parent / WARM_STARTS
         model = watch(runner.make_model.remote(text, str(folder.path), str(warm_starts)), job, folder, report)
+        reward_model = watch(runner.make_reward_model.remote(text, str(warm_starts)), job, folder, report)
         write_progress(folder, Progress(phase="starting"))
         # Pods may still be starting, in particular of a group that scales from zero.
         accelerators.require(job, wait_seconds=job.spec.training.stall_timeout_seconds / 2)
         model = str(fine_tuned(job, Path(model), folder, device, report, start=start, cache_dir=warm_starts))
         folder.allow_silence(start_silence(job))
-        future = runner.run.remote(text, model, str(folder.path), device, _addresses(attempt, folder))
+        addresses = _addresses(attempt, folder)
+        future = runner.run.remote(text, model, reward_model, str(folder.path), device, addresses)
         watch(future, job, folder, report)
         ray.kill(runner)
 

@@ -23,6 +23,7 @@ from turnmill.runs.fine_tuning import fine_tuned
 from turnmill.runs.fork_server import PythonForkServer, modules
 from turnmill.runs.preparation import (
     ensure_model,
+    ensure_reward_model,
     finalize_run,
     prepare,
     process_environment,
@@ -74,7 +75,8 @@ def launch(
             with finalize_run(folder):
                 require_access(getattr(job.spec.agent, "tool_server_url", None))
                 model = ensure_model(job, folder, report)
-                train = partial(_train, job, model, folder, device, owner, report)
+                reward_model = ensure_reward_model(job, report)
+                train = partial(_train, job, model, reward_model, folder, device, owner, report)
                 _with_retries(train, job, folder, owner)
         finally:
             logs.close()
@@ -109,6 +111,7 @@ def _with_retries(train: Callable[[], None], job: AgentTrainingJob, folder: RunF
 def _train(
     job: AgentTrainingJob,
     model: Path,
+    reward_model: Path | None,
     folder: RunFolder,
     device: str,
     owner: processes.Owner,
@@ -128,7 +131,8 @@ def _train(
 
         model = fine_tuned(job, model, folder, device, report, start=TurnTaskRunner.remote)  # type: ignore[attr-defined]
         runner = TurnTaskRunner.remote()  # type: ignore[attr-defined]
-        future = runner.run.remote(job.model_dump_json(by_alias=True), str(model), str(folder.path), device, addresses)
+        text, rewards = job.model_dump_json(by_alias=True), None if reward_model is None else str(reward_model)
+        future = runner.run.remote(text, str(model), rewards, str(folder.path), device, addresses)
         watch(future, job, folder, report)
         ray.kill(runner)
 

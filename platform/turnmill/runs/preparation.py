@@ -77,17 +77,7 @@ def ensure_model(job: AgentTrainingJob, folder: RunFolder, report: Report, *, ca
     """
     spec = job.spec
     if spec.model.path is not None:
-        # In a cluster, the cache of one pod is no folder of the others.
-        found = None if cache_dir is not None and is_hub_name(spec.model.path) else local_folder(spec.model.path)
-        if found is None:
-            return download(spec.model.path, report, None if cache_dir is None else cache_dir / "hub")
-        if not found.is_dir():
-            raise SettingsError(
-                f"spec.model.path: {spec.model.path!r} is no folder on this machine. Give a folder on storage that "
-                "every machine of the run mounts, or a name on the Hugging Face hub as owner/name."
-            )
-        _require_files(found, spec.model.path, "Give a folder as save_pretrained of transformers leaves it.")
-        return found
+        return model_folder(spec.model.path, "spec.model.path", report, cache_dir=cache_dir)
     from turnmill.training.warm_start import ensure_warm_start
 
     assert spec.model.warm_start is not None
@@ -107,7 +97,32 @@ def ensure_model(job: AgentTrainingJob, folder: RunFolder, report: Report, *, ca
     )
 
 
-def download(name: str, report: Report, cache_dir: Path | None = None) -> Path:
+def ensure_reward_model(job: AgentTrainingJob, report: Report, *, cache_dir: Path | None = None) -> Path | None:
+    """Return the folder of `spec.rewardModel`; None for a job without one. Raises SettingsError as `model_folder`."""
+    if (wanted := job.spec.reward_model) is None:
+        return None
+    return model_folder(wanted.path, "spec.rewardModel.path", report, cache_dir=cache_dir)
+
+
+def model_folder(path: str, place: str, report: Report, *, cache_dir: Path | None = None) -> Path:
+    """Return the folder of a model that the job names at `place`, which is downloaded if it is a name of the hub.
+
+    Raises SettingsError for a path at which there is no model, as seen from this machine.
+    """
+    # In a cluster, the cache of one pod is no folder of the others.
+    found = None if cache_dir is not None and is_hub_name(path) else local_folder(path)
+    if found is None:
+        return download(path, place, report, None if cache_dir is None else cache_dir / "hub")
+    if not found.is_dir():
+        raise SettingsError(
+            f"{place}: {path!r} is no folder on this machine. Give a folder on storage that every machine of the run "
+            "mounts, or a name on the Hugging Face hub as owner/name."
+        )
+    _require_files(found, f"{place}: {path!r}", "Give a folder as save_pretrained of transformers leaves it.")
+    return found
+
+
+def download(name: str, place: str, report: Report, cache_dir: Path | None = None) -> Path:
     """Download what the cache lacks of a model of the hub; return its folder. Raises SettingsError with the way out."""
     from huggingface_hub import snapshot_download
 
@@ -118,18 +133,18 @@ def download(name: str, report: Report, cache_dir: Path | None = None) -> Path:
         # Of the network, of the hub, of the disk.
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SettingsError(
-            f"spec.model.path: {name!r} is no folder, and could not be downloaded ({reason}). Give the folder of a "
+            f"{place}: {name!r} is no folder, and could not be downloaded ({reason}). Give the folder of a "
             f"model, or fetch it with `{fetch_command(name)}` where the network is."
         ) from error
-    _require_files(folder, name, "Name a language model with its tokenizer.")
+    _require_files(folder, f"{place}: {name!r}", "Name a language model with its tokenizer.")
     return folder
 
 
-def _require_files(folder: Path, name: str, way_out: str) -> None:
+def _require_files(folder: Path, named: str, way_out: str) -> None:
     """Raise SettingsError if a model lacks its configuration or its tokenizer."""
     missing = [file for file in ("config.json", "tokenizer_config.json") if not (folder / file).is_file()]
     if missing:
-        raise SettingsError(f"spec.model.path: {name!r} has no {' and no '.join(missing)}. {way_out}")
+        raise SettingsError(f"{named} has no {' and no '.join(missing)}. {way_out}")
 
 
 _MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py")

@@ -1,6 +1,7 @@
 """Ray actor that runs the trainer."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,14 @@ class TurnTaskRunner:
         job = job_from_json(job_json)
         return str(ensure_model(job, RunFolder(run_dir), lambda _: None, cache_dir=Path(cache_dir)))
 
+    def make_reward_model(self, job_json: str, cache_dir: str) -> str | None:
+        """Return the folder of the model that gives rewards; None for a job without one."""
+        from turnmill.jobs import job_from_json
+        from turnmill.runs.preparation import ensure_reward_model
+
+        folder = ensure_reward_model(job_from_json(job_json), lambda _: None, cache_dir=Path(cache_dir))
+        return None if folder is None else str(folder)
+
     def fine_tune(self, job_json: str, model: str, run_dir: str, device: str, target: str) -> None:
         """Fine-tune the initial model as `model.fineTune` says, and write it to the folder `target`."""
         from turnmill.jobs import job_from_json
@@ -35,7 +44,10 @@ class TurnTaskRunner:
             job_from_json(job_json), model=Path(model), folder=RunFolder(run_dir), device=device, target=Path(target)
         )
 
-    def run(self, job_json: str, model: str, run_dir: str, device: str, addresses: Mapping[str, str]) -> None:
+    def run(
+        self, job_json: str, model: str, reward_model: str | None, run_dir: str, device: str,
+        addresses: Mapping[str, str],
+    ) -> None:  # fmt: skip
         """Train to the last step. Raises the error of the training."""
         import torch
 
@@ -48,6 +60,7 @@ class TurnTaskRunner:
         from turnmill.observability import logs
         from turnmill.observability.run_folder import RunFolder
         from turnmill.runs.memory_settings import with_memory_settings
+        from turnmill.runs.reward_servers import reward_servers
         from turnmill.training.agent_kinds import agent_kind
         from turnmill.training.verl.config import build_verl_config
         from turnmill.training.verl.megatron_config import require_packages
@@ -82,7 +95,11 @@ class TurnTaskRunner:
             trainer = kind.trainer_class(job)(config=config)
             trainer.init()
             manager = _agent_loops(kind.manager_class(job), config, trainer)
-            trainer.fit(manager)
+            with ExitStack() as stack:
+                if reward_model is not None:
+                    workers = trainer.actor_rollout_wg.workers
+                    stack.enter_context(reward_servers(job, Path(reward_model), RunFolder(run_dir), device, workers))
+                trainer.fit(manager)
             manager.close()
             succeeded = True
         finally:

@@ -44,11 +44,20 @@ def placement(job: AgentTrainingJob, config: DictConfig) -> tuple[Place, ...]:
     ]
     if not is_hybrid:
         places.append(Place(_machines(rollout.replicas, parallel, rollout.accelerator), (_engine(parallel),), ()))
+    if (reward := job.spec.reward_model) is not None:
+        gpus = reward.tensor_parallel
+        places.append(
+            Place(_machines(reward.replicas, gpus, reward.accelerator), (_part("the reward model", gpus),), ())
+        )
     return tuple(places)
 
 
 def _engine(parallel: int) -> str:
-    return "an engine" if parallel == 1 else f"a {parallel}th of an engine"
+    return _part("an engine", parallel)
+
+
+def _part(whole: str, parallel: int) -> str:
+    return whole if parallel == 1 else f"a {parallel}th of {whole}"
 
 
 def _machines(count: int, gpus: int, accelerator: str | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from turnmill.core.errors import SettingsError
 from turnmill.jobs.options import EnvironmentOptions
+from turnmill.tasks.reward_model import RewardModel
 
 Message = Mapping[str, str]
 """`role` and `content`, as chat templates take them."""
@@ -77,10 +78,18 @@ class TaskSource(ABC):
     Settings: ClassVar[type[EnvironmentOptions]] = EnvironmentOptions
     """Model of `environment.options`; `__init__` is given an instance of it."""
 
+    reward_model: RewardModel | None = None
+    """The job's `rewardModel`, which `score` may ask; None for a job without one. It is set after `__init__`."""
+
     def __init__(self, options: Any, seed: int) -> None:
         """Take the validated options and `training.seed`; raise SettingsError for options that cannot work."""
         self.options = options
         self.seed = seed
+
+    @property
+    def asks_reward_model(self) -> bool | None:
+        """Whether rewards ask the job's `rewardModel`; None if that is not known before one is computed."""
+        return None
 
     def require_json(self) -> None:  # noqa: B027 (most sources make their tasks)
         """Raise SettingsError if the `extra_info` of a task cannot be sent to tool servers, because it is not JSON."""

@@ -17,6 +17,9 @@ from turnmill.tasks import rewards
 from turnmill.tasks.base import Answer, Task, TaskSource, stable_hash
 from turnmill.tasks.judge import Judge, JudgeOptions
 
+SCORED = "reward_model"
+"""`reward` that is the score of the job's `rewardModel`."""
+
 log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
@@ -44,15 +47,15 @@ class DatasetOptions(EnvironmentOptions):
     reward: str = "exact_match"
     """`exact_match`, `boxed_match`, `math_verify`, or `package.module:function` of a function of your own; `verl` is
     verl's reward for the row's `data_source`, and `verl:FILE:function` a function with verl's signature. `judge` asks
-    a model."""
+    a model for a verdict, and `reward_model` the job's `rewardModel` for a score."""
 
     judge: JudgeOptions | None = None
-    """The model that gives rewards, if `reward` is `judge`."""
+    """The judge, if `reward` is `judge`; left out, the job's `rewardModel` with the default prompt."""
 
     @model_validator(mode="after")
     def _check_judge(self) -> Self:
-        if (self.reward == "judge") != (self.judge is not None):
-            raise ValueError("`reward: judge` and the section `judge` belong together: set both, or neither")
+        if self.judge is not None and self.reward != "judge":
+            raise ValueError("the section `judge` is for `reward: judge`: set both, or leave both out")
         return self
 
 
@@ -72,9 +75,15 @@ class Dataset(TaskSource):
             rows, self._validation = rows[: len(rows) - kept], rows[len(rows) - kept :]
         self._training = rows
         self._order: tuple[int, list[int]] = (-1, [])
-        self._judge = None if options.judge is None else Judge(options.judge)
-        self._reward: Callable[..., float] | None = None if self._judge else rewards.find(options.reward)
+        self._judge = Judge(options.judge or JudgeOptions()) if options.reward == "judge" else None
+        asks_model = options.reward in ("judge", SCORED)
+        self._reward: Callable[..., float] | None = None if asks_model else rewards.find(options.reward)
         self._prediction = rewards.find_prediction(options.reward)
+
+    @property
+    def asks_reward_model(self) -> bool:
+        """Whether `options.reward` is a judge without an address, or a score."""
+        return self.options.reward == SCORED or (self._judge is not None and self._judge.options.url is None)
 
     def require_json(self) -> None:
         """Raise SettingsError for the first row whose `extra_info` is not JSON."""
@@ -121,12 +130,18 @@ class Dataset(TaskSource):
     def reward(self, task: Task, answer: Answer) -> float:
         """Return the result of the function `options.reward`."""
         if self._reward is None:
-            raise TypeError("a judge's rewards are awaited, by `score`")
+            raise TypeError("rewards of a model are awaited, by `score`")
         return float(self._reward(answer, task.truth, self._extra_info(task)))
 
     async def score(self, task: Task, answer: Answer) -> float:
-        """Return the result of the function `options.reward`, or the judge's."""
-        return await (super().score(task, answer) if self._judge is None else self._judge.reward(task, answer))
+        """Return the result of the function `options.reward`, or the model's."""
+        if self._judge is not None:
+            return await self._judge.reward(task, answer, self.reward_model)
+        if self._reward is not None:
+            return await super().score(task, answer)
+        assert self.reward_model is not None
+        # As verl asks its reward models: all that the policy wrote and observed is one message.
+        return await self.reward_model.score([*task.messages, {"role": "assistant", "content": answer.whole}])
 
     def prediction(self, task: Task, answer: Answer) -> str | None:
         """Return the part of the answer that `options.reward` compares, or verl's `pred`."""

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 PREFIX = ray_resource("")
 # verl reserves so many logical CPUs beside every GPU, for the processes that share it.
 CPUS_PER_TRAINING_GPU, CPUS_PER_ENGINE_GPU = 3, 2
+CPUS_PER_REWARD_GPU = 1
 FREED_SECONDS = 30.0
+REWARD_MODEL = "spec.rewardModel"
 
 
 class RayNode(TypedDict):
@@ -51,15 +53,20 @@ class Demand:
 
 
 def demands(job: AgentTrainingJob) -> tuple[Demand, ...]:
-    """Return the machines that a job needs to start: for training, and for rollout in mode `separate_async`."""
-    train, rollout = job.spec.resources.train, job.spec.resources.rollout
-    training = Demand(
-        "spec.resources.train", train.nodes, train.gpus_per_node, CPUS_PER_TRAINING_GPU, train.accelerator
-    )
-    if job.spec.training.mode != "separate_async":
-        return (training,)
-    gpus = job.spec.gpus_per_engine
-    return training, Demand("spec.resources.rollout", rollout.replicas, gpus, CPUS_PER_ENGINE_GPU, rollout.accelerator)
+    """Return the machines that a job needs to start: for training, for rollout in `separate_async`, for rewards."""
+    train, rollout, reward = job.spec.resources.train, job.spec.resources.rollout, job.spec.reward_model
+    needed = [
+        Demand("spec.resources.train", train.nodes, train.gpus_per_node, CPUS_PER_TRAINING_GPU, train.accelerator)
+    ]
+    if job.spec.training.mode == "separate_async":
+        gpus = job.spec.gpus_per_engine
+        needed.append(
+            Demand("spec.resources.rollout", rollout.replicas, gpus, CPUS_PER_ENGINE_GPU, rollout.accelerator)
+        )
+    if reward is not None:
+        gpus = reward.tensor_parallel
+        needed.append(Demand(REWARD_MODEL, reward.replicas, gpus, CPUS_PER_REWARD_GPU, reward.accelerator))
+    return tuple(needed)
 
 
 def local_resources(job: AgentTrainingJob, *, logical_gpus: bool, cpus: int) -> dict[str, object]:

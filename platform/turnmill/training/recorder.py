@@ -135,6 +135,8 @@ def run_info(job: AgentTrainingJob, device: str) -> RunInfo:
     counts = {("train", train.accelerator or "any"): train.nodes * train.gpus_per_node}
     if job.spec.training.mode == "separate_async":
         counts["rollout", rollout.accelerator or "any"] = rollout.replicas
+    if (reward := job.spec.reward_model) is not None:
+        counts["reward", reward.accelerator or "any"] = reward.replicas * reward.tensor_parallel
     return RunInfo(
         environment=job.spec.environment_name,
         attempt=int(os.environ.get(ATTEMPT, "1")),

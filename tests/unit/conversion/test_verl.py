@@ -133,6 +133,23 @@ def test_without_tools_a_trajectory_is_one_response():
     assert found.data["spec"]["algorithm"] == {"type": "rloo", "kl": {"coefficient": 0}}
 
 
+@pytest.mark.parametrize(
+    ("enable", "path"),
+    [
+        ("reward.reward_model.enable", "reward.reward_model.model_path"),
+        ("reward_model.enable", "reward_model.model.path"),
+    ],
+)
+def test_a_reward_model_has_a_section_of_its_own(enable: str, path: str):
+    words = ["data.train_files=x.parquet", "trainer.total_training_steps=3", f"{path}=/models/reward"]
+
+    served, alone = convert([*words, f"{enable}=True"]), convert([*words[:2], f"{enable}=False"])
+
+    assert served.data["spec"]["rewardModel"] == {"path": "/models/reward"}
+    assert served.data["spec"]["environment"]["options"]["reward"] == "reward_model"
+    assert alone.data["spec"]["environment"]["options"]["reward"] == "verl"
+
+
 def test_the_steps_of_epochs_are_counted_in_the_file(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1?"}\n' * 10)
 

@@ -10,6 +10,7 @@ from support.ray_jobs import UID, pod_template, raw_job, raw_team
 from turnmill.jobs import parse_job
 from turnmill_operator.placement import Placement, place
 from turnmill_operator.resources import build_clean_up, build_ray_job
+from turnmill_operator.status import DesiredCondition
 from turnmill_operator.views import job_view, team_view
 
 
@@ -42,6 +43,50 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def spec(request: pytest.FixtureRequest) -> dict[str, Any]:
     change, options = request.param
     return dict(ray_job(raw_job(**change), **options)["spec"])
+
+
+def with_reward_model(accelerator: str, **reward_model: Any) -> dict[str, Any]:
+    tasks = {"steps": 2, "tasksPerStep": 4}
+    return raw_job(
+        model={"path": "/m"},
+        agent={"type": "tool", "enableAgent": False},
+        environment={"name": "dataset", "options": {"path": "/data.jsonl", "reward": "reward_model"}},
+        algorithm={"type": "grpo", "minibatchTasks": 4},
+        training=tasks,
+        resources={"train": {"accelerator": "H100"}},
+        rewardModel={"path": "/m", "accelerator": accelerator, **reward_model},
+    )
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "replicas", "pods"),
+    [("A40", 2, {"h100": 1, "a40": 2}), ("H100", 1, {"h100": 2})],
+    ids=["machines of its own", "machines of the same kind"],
+)
+def test_a_reward_model_has_pods_of_its_own(accelerator, replicas, pods):
+    groups = ray_job(with_reward_model(accelerator, replicas=replicas))["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+
+    assert {group["groupName"]: group["replicas"] for group in groups} == pods
+
+
+@pytest.mark.parametrize(
+    ("reward_model", "message"),
+    [
+        ({"accelerator": "T4"}, "spec.rewardModel.accelerator: 'T4' is none of the team's accelerators"),
+        ({"tensorParallel": 2}, "spec.rewardModel.tensorParallel: 2 is more than the 1 GPUs of a node of a40"),
+        ({"replicas": 3}, "spec.rewardModel.replicas: the job needs 3 nodes of a40"),
+    ],
+    ids=["no such accelerator", "no such node", "too many nodes"],
+)
+def test_a_reward_model_that_has_no_place_is_refused(reward_model, message):
+    view, settings = job_view(with_reward_model(**{"accelerator": "A40", **reward_model})), team_view(raw_team())
+    assert view.job is not None
+    assert not isinstance(settings, Exception)
+
+    refused = place(view.job.spec, settings)
+
+    assert isinstance(refused, DesiredCondition)
+    assert refused.message.startswith(message)
 
 
 def test_the_longest_rayjob_name_is_within_the_limit_of_kuberay():

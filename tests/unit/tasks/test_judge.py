@@ -10,6 +10,7 @@ from turnmill.core.errors import RewardError, SettingsError
 from turnmill.rollout.rewards import compute_reward
 from turnmill.tasks import Answer, Task, create_source
 from turnmill.tasks.base import TaskSource
+from turnmill.tasks.reward_model import RewardModel
 
 QUESTION = "What is the capital of Spain?"
 
@@ -145,12 +146,12 @@ async def test_no_more_requests_are_in_flight_than_the_job_allows(tasks):
     judge = source._judge._verdict
     running, most = 0, 0
 
-    async def counted(prompt: str, *, seed: int) -> str:
+    async def counted(prompt: str, own: RewardModel | None, *, seed: int) -> str:
         nonlocal running, most
         running += 1
         most = max(most, running)
         try:
-            return await judge(prompt, seed=seed)
+            return await judge(prompt, own, seed=seed)
         finally:
             running -= 1
 
@@ -178,12 +179,12 @@ def test_settings_of_a_judge_that_cannot_work_are_refused(tasks, judge, message)
     assert message in str(refused.value)
 
 
-def test_a_judge_and_its_settings_belong_together(tmp_path):
+def test_settings_of_a_judge_are_refused_without_one(tmp_path):
     file = tmp_path / "tasks.jsonl"
     file.write_text('{"prompt": "a"}\n')
 
-    with pytest.raises(SettingsError, match="belong together"):
-        create_source("dataset", {"path": str(file), "reward": "judge"})
+    with pytest.raises(SettingsError, match="the section `judge` is for `reward: judge`"):
+        create_source("dataset", {"path": str(file), "judge": {}})
 
 
 def test_the_key_comes_from_the_environment(tasks, monkeypatch):

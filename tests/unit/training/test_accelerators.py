@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from turnmill.jobs import AgentTrainingJob, parse_job
+from turnmill.jobs.reward_model import RewardModelSettings
 from turnmill.jobs.verl_settings import TENSOR_PARALLEL
 from turnmill.training.accelerators import demands, describe, local_resources, missing_message
 
@@ -54,6 +55,17 @@ def test_other_modes_demand_only_training_machines(mode: str):
     (training,) = demands(job(mode, train={"gpusPerNode": 2}))
 
     assert training.bundle == {"CPU": 3, "GPU": 1}
+
+
+def test_a_reward_model_has_machines_of_its_own():
+    model = RewardModelSettings(path="/m", replicas=3, tensor_parallel=2, accelerator="L40S")
+    asked = SEPARATE.model_copy(update={"spec": SEPARATE.spec.model_copy(update={"reward_model": model})})
+
+    *_, reward = demands(asked)
+
+    assert len(demands(asked)) == 3
+    assert (reward.machines, reward.gpus, reward.accelerator) == (3, 2, "L40S")
+    assert local_resources(asked, logical_gpus=True, cpus=2)["num_gpus"] == 2 * 8 + 4 + 3 * 2
 
 
 def test_a_local_machine_offers_every_resource_that_the_job_demands():

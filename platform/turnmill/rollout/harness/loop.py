@@ -44,7 +44,7 @@ class HarnessLoop:
         self.folder = RunFolder(run_dir)
         self.run_name = self.folder.run_name()
         self.log = TrajectoryLog(self.folder, sample_share=job.spec.tracking.recorded_share)
-        self.sources = TaskSources(job)
+        self.sources = TaskSources(job, self.folder)
         self.sources.training.require_json()
         self.journal: Journal = journal or NoJournal()
         self.client = server_manager

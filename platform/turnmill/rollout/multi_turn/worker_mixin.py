@@ -66,7 +66,7 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
             show_whole_schema(tool, schemas)
         self.tools = [wrap_tool(tool, self.agent) for tool in self.tools]
         self.label = self.job.spec.environment.label
-        self.sources = TaskSources(self.job)
+        self.sources = TaskSources(self.job, self.folder)
         if self.agent.filter_overlong_prompts:
             self.sources.keep(self._fits)
 

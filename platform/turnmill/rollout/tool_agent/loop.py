@@ -45,7 +45,7 @@ class ToolLoop(AgentLoopBase):
         self.folder = RunFolder(run_dir)
         self.run_name = self.folder.run_name()
         self.log = TrajectoryLog(self.folder, sample_share=job.spec.tracking.recorded_share)
-        self.sources = TaskSources(job)
+        self.sources = TaskSources(job, self.folder)
         self.stop_tokens = load_stop_tokens(self.agent)
         self.stop_token_ids = frozenset({self.tokenizer.eos_token_id, *self.agent.additional_eos_token_ids})
         self.decode = text_decoder(self.tokenizer)

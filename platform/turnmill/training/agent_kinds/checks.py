@@ -103,6 +103,14 @@ def task_problems(values: Values, *, as_json: bool = False) -> Iterator[Problem]
             source.require_json()
     except SettingsError as error:
         yield from problems_of(error)
+        return
+    has_model = values["spec.rewardModel"] is not None
+    if source.asks_reward_model and not has_model:
+        way_out = "Add the model, or give the address of a judge as environment.options.judge.url."
+        yield Problem("spec.rewardModel", MISSING, "must be set: spec.environment.options.reward asks it", way_out)
+    elif source.asks_reward_model is False and has_model:
+        way_out = "Set spec.environment.options.reward to judge or reward_model, or take the model out."
+        yield Problem("spec.rewardModel.path", values["spec.rewardModel.path"], "is asked for no reward", way_out)
 
 
 def tool_problems(values: Values) -> Iterator[Problem]:

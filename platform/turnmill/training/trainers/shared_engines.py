@@ -6,7 +6,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from turnmill.rollout.worker import LoopManager
 from turnmill.training.verl.placement import register_replica
-from turnmill.training.verl.shared_engines import ended_with_engines
+from turnmill.training.verl.shared_engines import ended_with
 from turnmill.training.verl.types import WeightManager
 
 
@@ -23,5 +23,5 @@ class SharedEnginesMixin(PPOTrainer):
     def fit(self, agent_loop_manager: LoopManager) -> None:
         """Train. Raises RunFailedError if an engine dies."""
         servers = [server for replica in self.checkpoint_manager.replicas for server in replica.servers]
-        with ended_with_engines(servers, self.actor_rollout_wg.workers):
+        with ended_with(servers, self.actor_rollout_wg.workers):
             super().fit(agent_loop_manager)

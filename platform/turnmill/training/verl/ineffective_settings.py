@@ -96,7 +96,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "model_engine": "Set spec.resources.train.engine.",
     "ray_kwargs": "turnmill starts Ray itself.",
     "reward": "Set spec.environment.options.reward.",
-    "reward_model": "Set spec.environment.options.reward.",
+    "reward_model": "Set spec.environment.options.reward, and spec.rewardModel for a model.",
     "sandbox_fusion": "Set spec.environment.options.reward.",
     "skip": "Rollouts are not recorded for later runs; a killed run resumes with turnmill run --resume.",
     "trainer.balance_batch": "verl's current trainer always balances.",

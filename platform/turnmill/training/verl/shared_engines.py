@@ -1,4 +1,4 @@
-"""Engines that share devices with the trainer: when one dies, the attempt ends at once."""
+"""Engines and servers that a run cannot replace: when one dies, the attempt ends at once."""
 
 import logging
 import threading
@@ -15,30 +15,35 @@ CHECK_SECONDS = 2.0
 log = logging.getLogger(__name__)
 
 
-@contextmanager
-def ended_with_engines(servers: Sequence[ActorHandle], workers: Sequence[ActorHandle]) -> Iterator[None]:
-    """End the trainer's workers when a server of an engine dies; raises RunFailedError then.
+ENGINE_DIED = "An inference engine has died, which shares devices with the trainer"
 
-    verl cannot start such an engine anew, and a worker that sends weights to one that is gone waits for ever.
+
+@contextmanager
+def ended_with(
+    servers: Sequence[ActorHandle], workers: Sequence[ActorHandle], *, message: str = ENGINE_DIED
+) -> Iterator[None]:
+    """End the trainer's workers when one of the servers dies; raises RunFailedError with the message then.
+
+    verl cannot start an engine anew that shares devices with the trainer, and a worker that sends weights to one that
+    is gone waits for ever.
     """
     died, over = threading.Event(), threading.Event()
 
     def watch() -> None:
         if wait_for_death(servers, over):
             died.set()
-            log.error("An engine has died, and the trainer's workers end with it")
+            log.error("The trainer's workers end", extra={"because": message})
             for worker in workers:
                 ray.kill(worker)
 
-    threading.Thread(target=watch, daemon=True, name="engine-deaths").start()
+    threading.Thread(target=watch, daemon=True, name="server-deaths").start()
     try:
         yield
     except Exception as error:
         if not died.is_set():
             raise
         raise RunFailedError(
-            "An inference engine has died, which shares devices with the trainer: its log says why. `--resume` "
-            "continues from the last checkpoint.",
+            f"{message}: its log says why. `--resume` continues from the last checkpoint.",
             "engines_died",
         ) from error
     finally:
