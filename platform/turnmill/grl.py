@@ -104,9 +104,9 @@ class AgentTrainer:
         """Check everything that can be checked before the run; the processes start in `fit`. Raises JobError."""
         from turnmill.cli import checks
         from turnmill.jobs import check_job
-        from turnmill.jobs.load import model_folder
+        from turnmill.jobs.load import model_folders
 
-        check_job(self.job, (model_folder, *checks.ALL))
+        check_job(self.job, (model_folders, *checks.ALL))
         self._checked = True
 
     def fit(self) -> "RunResult":

@@ -86,7 +86,7 @@ def test_rewards_are_the_scores_of_a_model_whose_server_dies_and_starts_again(tm
         attempt = run.start()
         attempt.wait_for(folder.reward_model.exists)
         assert folder.reward_model.stat().st_mode & 0o077 == 0
-        attempt.kill_processes("openai.api_server")
+        attempt.kill_processes("--served-model-name reward-model")
         attempt.wait()
 
     turns = list(TrajectoryLog(folder).read_turns(validation=False))

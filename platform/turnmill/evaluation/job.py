@@ -9,7 +9,7 @@ from turnmill.environments import registry as environments
 from turnmill.evaluation.players import require_playable
 from turnmill.jobs import AgentTrainingJob, JobError, parse_job
 from turnmill.jobs.job import API_VERSION, KIND
-from turnmill.jobs.load import model_folder
+from turnmill.jobs.load import model_folders
 from turnmill.jobs.overrides import apply_overrides
 from turnmill.jobs.problems import Problem
 from turnmill.jobs.values import Values
@@ -44,7 +44,7 @@ def evaluation_job(
     spec["training"] = training | {"steps": 0, "validation": validation}
     if problems:
         raise JobError(problems)
-    job = parse_job(data, (*((model_folder,) if is_local else ()), _agent_problems))
+    job = parse_job(data, (*((model_folders,) if is_local else ()), _agent_problems))
     require_playable(job, takes_tokens=takes_tokens)
     return job
 

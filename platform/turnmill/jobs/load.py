@@ -31,7 +31,7 @@ def load_job(
     data, places, problems = apply_overrides(document.value, overrides)
     origins = {dotted(place): f"line {line}" for place, line in document.lines.items()}
     problems.extend(document.problems)
-    job, found = validate(data, checks if for_cluster else (model_folder, *checks))
+    job, found = validate(data, checks if for_cluster else (model_folders, *checks))
     problems.extend(replace(problem, origin=_origin(problem.path, origins, places)) for problem in found)
     if job is None or problems:
         raise JobError(sorted(problems, key=lambda problem: _line(problem.origin)))
@@ -50,12 +50,15 @@ def dump_job(job: AgentTrainingJob) -> str:
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
 
 
-def model_folder(values: Values) -> Iterator[Problem]:
-    """Yield a problem if the model's folder contains no model, or if a model of the hub cannot be had."""
-    place = "spec.model.path"
-    path = values[place]
-    if path is None:
-        return
+def model_folders(values: Values) -> Iterator[Problem]:
+    """Yield a problem for each folder that contains no model, and for each model of the hub that cannot be had."""
+    if (path := values["spec.model.path"]) is not None:
+        yield from _folder_problems("spec.model.path", path)
+    if values["spec.rewardModel"] is not None:
+        yield from _folder_problems("spec.rewardModel.path", values["spec.rewardModel.path"])
+
+
+def _folder_problems(place: str, path: str) -> Iterator[Problem]:
     folder = local_folder(path)
     if folder is None:
         if not may_download():

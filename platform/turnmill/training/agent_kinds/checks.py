@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -104,13 +104,33 @@ def task_problems(values: Values, *, as_json: bool = False) -> Iterator[Problem]
     except SettingsError as error:
         yield from problems_of(error)
         return
-    has_model = values["spec.rewardModel"] is not None
-    if source.asks_reward_model and not has_model:
-        way_out = "Add the model, or give the address of a judge as environment.options.judge.url."
-        yield Problem("spec.rewardModel", MISSING, "must be set: spec.environment.options.reward asks it", way_out)
-    elif source.asks_reward_model is False and has_model:
+    yield from _reward_model_problems(values, asked=source.asks_reward_model)
+
+
+def _reward_model_problems(values: Values, *, asked: bool | None) -> Iterator[Problem]:
+    """Yield a problem if rewards ask a model that is not there or cannot answer, or if nothing asks one that is."""
+    if values["spec.rewardModel"] is None:
+        if asked:
+            way_out = "Add the model, or give the address of a judge as environment.options.judge.url."
+            yield Problem("spec.rewardModel", MISSING, "must be set: spec.environment.options.reward asks it", way_out)
+        return
+    place = "spec.rewardModel.path"
+    if asked is False:
         way_out = "Set spec.environment.options.reward to judge or reward_model, or take the model out."
-        yield Problem("spec.rewardModel.path", values["spec.rewardModel.path"], "is asked for no reward", way_out)
+        yield Problem(place, values[place], "is asked for no reward", way_out)
+    reward = values["spec.environment.options"].get("reward")
+    kinds = _architectures(values[place])
+    # Arguments may convert it.
+    if reward == "reward_model" and not values["spec.rewardModel.arguments"] and _all_end(kinds, "ForCausalLM"):
+        way_out = "Give a ...ForSequenceClassification, or set spec.environment.options.reward to judge."
+        yield Problem(place, values[place], f"is a language model ({kinds[0]}), which gives no scores", way_out)
+    if reward == "judge" and _all_end(kinds, "ForSequenceClassification"):
+        way_out = "Give a language model, or set spec.environment.options.reward to reward_model."
+        yield Problem(place, values[place], f"gives scores ({kinds[0]}) and cannot write a verdict", way_out)
+
+
+def _all_end(names: Sequence[str], ending: str) -> bool:
+    return bool(names) and all(name.endswith(ending) for name in names)
 
 
 def tool_problems(values: Values) -> Iterator[Problem]:
@@ -153,12 +173,24 @@ def takes_images(path: str | None) -> bool | None:
     """
     if path is None:
         return False
+    config = _model_config(path)
+    return None if config is None else any("vision" in name for name in config)
+
+
+def _architectures(path: str) -> list[str]:
+    """Return the names of a model's classes; none if this machine does not have it."""
+    names = (_model_config(path) or {}).get("architectures") or []
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _model_config(path: str) -> Mapping[str, object] | None:
+    """Return a model's `config.json`; None if this machine does not have it."""
     folder = local_folder(path)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else None
     except (OSError, ValueError):
         return None
-    return any("vision" in name for name in config) if isinstance(config, dict) else None
+    return config if isinstance(config, dict) else None
 
 
 def format_problems(values: Values) -> Iterator[Problem]:
