@@ -49,9 +49,9 @@ class PictureTokenizer:
         found = sum(token in self.placeholder_ids for token in ids)
         if found != len(pictures) or found != ids.count(self.image_id):
             raise RequestError(
-                f"messages: there are {len(pictures)} pictures, and {found} places for them in the rendered text. "
-                f"Leave {self._processor.image_token!r} and other marks of media out of texts, and send pictures only "
-                "in messages whose role has them in the model's chat template."
+                f"messages: the rendered conversation has places for pictures ({found}) where no picture is, or none "
+                f"for some of its pictures ({len(pictures)}). Leave {self._processor.image_token!r} and other marks "
+                "of media out of texts, and send pictures in roles that have them in the model's chat template."
             )
         lengths = map(self._length_of, pictures)
         return [each for token in ids for each in ([token] * next(lengths) if token == self.image_id else [token])]

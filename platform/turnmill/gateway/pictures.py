@@ -43,7 +43,7 @@ class Picture:
         """Return the picture upright, in RGB and before white, as vLLM reads files. Raises RequestError if broken."""
         try:
             with Image.open(io.BytesIO(self.file), formats=FORMATS) as opened:
-                return _rgb(ImageOps.exif_transpose(opened))
+                return _rgb(_upright(opened))
         except _BROKEN as error:
             raise RequestError(
                 f"messages: a picture cannot be read, its {self.kind} file is broken: {error}"
@@ -99,6 +99,14 @@ def require_allowed(pictures: Sequence[Picture]) -> None:
             f"messages: the pictures of the conversation have {num_pixels:,} pixels, and {MAX_ALL_PIXELS:,} are "
             "allowed: leave out some, or send smaller ones."
         )
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except _BROKEN:
+        # What says how to turn it is broken; the picture may be whole.
+        return image
 
 
 def _rgb(image: Image.Image) -> Image.Image:

@@ -119,8 +119,8 @@ class ChatRenderer:
             return self._pictures.expanded(ids, pictures)
         if pictures:
             raise RequestError(
-                f"messages: the conversation has {len(pictures)} pictures, and this model reads text alone: send text, "
-                "or use a multi-modal model."
+                f"messages: the conversation has pictures ({len(pictures)}), and this model reads text alone: "
+                "send text, or use a multi-modal model."
             )
         return ids
 
