@@ -196,4 +196,4 @@ def test_the_model_learns_from_pictures_that_a_program_sent(tmp_path: Path):
     # Two rows of each trajectory: after the same answer, the program has shown two pictures.
     episodes = list(TrajectoryLog(RunFolder(run.folder)).read_episodes())
     assert [episode.failed_cause for episode in episodes] == [None] * 8
-    assert step["turnmill/tool/branches_sibling"] == 1
+    assert step["turnmill/tool/branches_sibling/min"] == 1

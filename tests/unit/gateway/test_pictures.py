@@ -341,7 +341,7 @@ def files() -> dict[str, bytes]:
         "grey": (turned.convert("L"), {"format": "PNG"}),
         "grey and clear": (clear.convert("LA"), {"format": "PNG"}),
         "palette": (palette, {"format": "GIF"}),
-        "clear palette": (palette, {"format": "PNG", "transparency": 5}),
+        "clear palette": (palette, {"format": "PNG", "transparency": palette.getpixel((0, 0))}),
         "frames": (turned, {"format": "GIF", "save_all": True, "append_images": [Image.new("RGB", (40, 60), "tan")]}),
         "printed": (turned.convert("CMYK"), {"format": "JPEG"}),
         "deep": (Image.new("I;16", (9, 9), 40_000), {"format": "PNG"}),
