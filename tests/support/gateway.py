@@ -13,6 +13,7 @@ from turnmill.gateway.answers import Answer, AnswerRequest
 from turnmill.gateway.engine import Engine, Sample
 from turnmill.gateway.errors import UnknownKeyError
 from turnmill.gateway.parsing import AnswerParser, create_parser
+from turnmill.gateway.pictures import Picture
 from turnmill.gateway.rendering import ChatRenderer
 from turnmill.gateway.trajectory import Model, Trajectory
 
@@ -86,7 +87,13 @@ class ScriptedEngine:
         self._script = script
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Mapping[str, object], *, trajectory: str, sample: int
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Mapping[str, object],
+        *,
+        trajectory: str,
+        sample: int,
+        pictures: Sequence[Picture] = (),
     ) -> Sample:
         """Return the scripted response, with its end token and at most `max_tokens`."""
         self.prompts.append(tuple(prompt_ids))

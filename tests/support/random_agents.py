@@ -12,6 +12,7 @@ from turnmill.gateway.answers import AnswerRequest
 from turnmill.gateway.engine import Sample
 from turnmill.gateway.messages import digest, normalized
 from turnmill.gateway.parsing import PlainParser
+from turnmill.gateway.pictures import Picture
 from turnmill.gateway.trajectory import Trajectory
 from turnmill.rollout.token_integrity import count_unsampled_tokens, pack_tokens
 
@@ -52,7 +53,13 @@ class RandomEngine:
         self._random = source
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Mapping[str, object], *, trajectory: str, sample: int
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Mapping[str, object],
+        *,
+        trajectory: str,
+        sample: int,
+        pictures: Sequence[Picture] = (),
     ) -> Sample:
         """Return some tokens, most often with the end token."""
         ids: list[int] = []

@@ -1,6 +1,7 @@
 """Worker process of `turnmill gateway`."""
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Sequence
@@ -16,12 +17,15 @@ from turnmill.core.supervisor import OnReady
 from turnmill.gateway.app import create_app
 from turnmill.gateway.instrumentation import MeasuredApp, MeasuredEngine, count_turn, gateway_metrics, metrics_app
 from turnmill.gateway.parsing import create_parser
+from turnmill.gateway.picture_tokens import Processor
 from turnmill.gateway.rendering import ChatRenderer
 from turnmill.gateway.replicas import StoreTrajectories
 from turnmill.gateway.server import HttpServer
 from turnmill.gateway.trajectory import Model
 from turnmill.gateway.vllm_engine import VllmEngine
 from turnmill.observability import logs
+
+log = logging.getLogger(__name__)
 
 IMPORTS = (
     __name__,
@@ -77,11 +81,17 @@ async def _serve(
     except (OSError, ValueError) as error:
         raise SettingsError(f"--model {settings.model} has no tokenizer: {error} Name a folder with one.") from error
     metrics = gateway_metrics()
-    engine = VllmEngine(settings.engine_url, timeout_seconds=settings.timeout_seconds, key=settings.engine_key)
+    renderer = ChatRenderer(tokenizer, _processor(settings.model))
+    engine = VllmEngine(
+        settings.engine_url,
+        timeout_seconds=settings.timeout_seconds,
+        key=settings.engine_key,
+        image_id=renderer.image_id,
+    )
     served = Model(
         settings.model_name,
         MeasuredEngine(engine, metrics),
-        ChatRenderer(tokenizer),
+        renderer,
         create_parser(tokenizer, tool_parser=settings.tool_parser, reasoning_parser=settings.reasoning_parser),
         frozenset({tokenizer.eos_token_id}),
         settings.max_context_tokens,
@@ -113,3 +123,17 @@ async def _serve(
         await server.close()
     await trajectories.close()
     await engine.close()
+
+
+def _processor(model: Path) -> Processor | None:
+    """Return the processor of a model that reads pictures; None for others, and where a package for it is missing."""
+    from transformers import AutoProcessor, ProcessorMixin
+
+    if not any((model / name).exists() for name in ("preprocessor_config.json", "processor_config.json")):
+        return None
+    try:
+        processor = AutoProcessor.from_pretrained(model, local_files_only=True)
+    except (ImportError, OSError, ValueError) as error:
+        log.warning("Pictures are refused, as the model's processor cannot be loaded", extra={"error": str(error)})
+        return None
+    return processor if isinstance(processor, ProcessorMixin) else None

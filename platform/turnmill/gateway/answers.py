@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from turnmill.gateway.messages import JsonObject, Message
+from turnmill.gateway.messages import JsonObject, Message, pictures_in
+from turnmill.gateway.pictures import Picture, require_allowed
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -30,6 +31,13 @@ class AnswerRequest:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     num_answers: int = 1
+    pictures: tuple[Picture, ...] = field(init=False)
+    """Those of all messages, in order."""
+
+    def __post_init__(self) -> None:
+        """Raises RequestError for more pictures than are allowed."""
+        object.__setattr__(self, "pictures", pictures_in(self.messages))
+        require_allowed(self.pictures)
 
 
 @dataclass(frozen=True, slots=True)

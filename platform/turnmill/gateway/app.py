@@ -72,7 +72,8 @@ def create_app(trajectories: Trajectories) -> Starlette:
     async def count_tokens(request: Request) -> Response:
         body = BodyReader(MESSAGES.path, MESSAGES.conversation).read(await read_body(request))
         asked = MESSAGES.read(body, model.renderer).request
-        return _json({"input_tokens": len(model.renderer.opening(asked.messages, asked.tools, asked.template))})
+        prompt = await asyncio.to_thread(model.renderer.opening, asked.messages, asked.tools, asked.template)
+        return _json({"input_tokens": len(prompt)})
 
     routes: list[BaseRoute] = [Route("/health", health)]
     for start in ("/v1", "/{key}/v1"):

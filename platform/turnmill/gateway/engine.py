@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from turnmill.gateway.pictures import Picture
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -19,9 +21,15 @@ class Engine(Protocol):
     """An inference engine."""
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Mapping[str, object], *, trajectory: str, sample: int
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Mapping[str, object],
+        *,
+        trajectory: str,
+        sample: int,
+        pictures: Sequence[Picture] = (),
     ) -> Sample:
-        """Return one response to a prompt; `sampling` has vLLM's names.
+        """Return one response to a prompt, which has all placeholders of its pictures; `sampling` has vLLM's names.
 
         Requests of one trajectory go to the same engine, where their prefix is cached; `sample` tells several responses
         to one prompt apart. Raises UnavailableError or InferenceError.

@@ -15,6 +15,7 @@ from turnmill.core.trajectory import Turn
 from turnmill.gateway.app import APIS
 from turnmill.gateway.engine import Engine, Sample
 from turnmill.gateway.errors import GatewayError
+from turnmill.gateway.pictures import Picture
 from turnmill.gateway.records import branch_of
 from turnmill.gateway.tree import BranchReason
 from turnmill.observability.gateway_metrics import NO_BRANCH, EngineOutcome, GatewayMetrics
@@ -77,13 +78,21 @@ class MeasuredEngine:
         self._metrics = metrics
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Mapping[str, object], *, trajectory: str, sample: int
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Mapping[str, object],
+        *,
+        trajectory: str,
+        sample: int,
+        pictures: Sequence[Picture] = (),
     ) -> Sample:
         """Return one response to a prompt, and count it."""
         started = time.perf_counter()
         outcome: EngineOutcome = "failed"
         try:
-            answer = await self._engine.generate(prompt_ids, sampling, trajectory=trajectory, sample=sample)
+            answer = await self._engine.generate(
+                prompt_ids, sampling, trajectory=trajectory, sample=sample, pictures=pictures
+            )
             outcome = "done"
         except GatewayError as error:
             outcome = "refused" if error.status < 500 else "failed"

@@ -12,12 +12,13 @@ from typing import Any, Literal
 from pydantic_core import from_json
 
 from turnmill.gateway.errors import RequestError
+from turnmill.gateway.pictures import Picture, read_picture
 
 JsonObject = Mapping[str, Any]
 
 Message = JsonObject
 """`role`, `content` and, of assistants, `reasoning_content` and
-`tool_calls`; the arguments of a call are an object."""
+`tool_calls`; the arguments of a call are an object. The content is a text, or with pictures a list of parts."""
 
 ReasoningPlace = Literal["", "field", "content"]
 """Where an answer has its reasoning: nowhere, in a field of its own, or in its content if no parser takes it out."""
@@ -38,6 +39,8 @@ def normalized(message: JsonObject) -> Message:
     # An agent sends all its messages with each request: this is the gateway's innermost loop.
     result: dict[str, object] = {"role": role, "content": content if type(content) is str else _content(content)}
     if role == "assistant":
+        if type(result["content"]) is list:
+            raise RequestError("messages: a message of the assistant has a picture: send it in one of another role.")
         if reasoning := message.get("reasoning_content") or message.get("reasoning"):
             result["reasoning_content"] = reasoning
         if calls := message.get("tool_calls"):
@@ -57,6 +60,8 @@ def tool_call(call_id: object, name: str, arguments: object) -> dict[str, object
 def message_key(message: Message) -> str:
     """Return a text that two messages share if they say the same."""
     content = message["content"]
+    if type(content) is list:
+        content = [{"picture": part["image"].digest} if "image" in part else part["text"] for part in content]
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
     if message["role"] == "assistant":
         # Agents and parsers of answers strip whitespace.
@@ -124,18 +129,37 @@ def rest_of_answer(answer: Message, echoed: Message) -> Message | None:
     return {**rest, "tool_calls": calls[len(echoed_calls) :]} if len(echoed_calls) < len(calls) else rest
 
 
-def _content(content: object) -> str:
-    """Return the text of a message, whose parts are lines. Raises RequestError if it has others than text."""
+def pictures_in(messages: Sequence[Message]) -> tuple[Picture, ...]:
+    """Return the pictures of messages, in order."""
+    contents = [message["content"] for message in messages if type(message["content"]) is list]
+    return tuple(part["image"] for content in contents for part in content if "image" in part)
+
+
+def _content(content: object) -> str | list[JsonObject]:
+    """Return the text of a message, whose parts are lines; with pictures, return its parts. Raises RequestError."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
-    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in _listed(content)]
-    for part in parts:
-        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, Mapping) else part
-            raise RequestError(f"messages: a part of the content is of type {kind!r}, and only text is supported.")
+    parts = [_part(part) for part in _listed(content)]
+    if any("image" in part for part in parts):
+        return parts
     return "\n".join(part["text"] for part in parts)
+
+
+def _part(part: JsonObject | str) -> JsonObject:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if isinstance(part, Mapping):
+        if isinstance(part.get("text"), str):
+            return {"type": "text", "text": part["text"]}
+        if part.get("type") == "image_url":
+            given = part.get("image_url")
+            return {"type": "image", "image": read_picture(given.get("url") if isinstance(given, Mapping) else given)}
+    kind = part.get("type") if isinstance(part, Mapping) else part
+    raise RequestError(
+        f"messages: a part of the content is of type {kind!r}, and only text and pictures are supported."
+    )
 
 
 def _listed(content: object) -> list[JsonObject | str]:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from turnmill.gateway.answers import AnswerRequest
-from turnmill.gateway.messages import HistoryKeys, Message, ReasoningPlace, digest, message_key, start_key
+from turnmill.gateway.messages import HistoryKeys, Message, ReasoningPlace, digest, message_key, pictures_in, start_key
 from turnmill.gateway.rendering import ChatRenderer, ContinuationError
 from turnmill.gateway.tree import BranchReason, Opening, TokenArray, Tree
 
@@ -28,6 +28,9 @@ class Place:
     reason: BranchReason
     added_text: str | None = None
     """Of a completion of plain text: what the prompt adds to the parent's text."""
+
+    pictures: tuple[str, ...] = ()
+    """Digests of the pictures whose placeholders are among what it adds."""
 
 
 def request_keys(request: AnswerRequest, history: HistoryKeys) -> list[str]:
@@ -65,9 +68,15 @@ def find_place(
         except ContinuationError:
             reason = "template"
         else:
-            return Place(parent, tuple(given), context + array("I", given), keys[-1], opening, reason)
+            prompt_ids, pictures = context + array("I", given), _digests(added)
+            return Place(parent, tuple(given), prompt_ids, keys[-1], opening, reason, pictures=pictures)
     prompt = renderer.opening(request.messages, request.tools, request.template)
-    return Place(None, tuple(prompt), array("I", prompt), keys[-1], opening, reason)
+    pictures = _digests(request.messages)
+    return Place(None, tuple(prompt), array("I", prompt), keys[-1], opening, reason, pictures=pictures)
+
+
+def _digests(messages: Sequence[Message]) -> tuple[str, ...]:
+    return tuple(picture.digest for picture in pictures_in(messages))
 
 
 def _continuation(

@@ -44,6 +44,7 @@ def turn_of(
         "finish_reason": answer.finish_reason,
         "stop": answer.stop,
         "added_text": place.added_text,
+        "pictures": place.pictures,
     }
     return Turn(
         prompt_ids=place.given_ids,
@@ -91,6 +92,8 @@ def read_turn(turn: Turn, tree: Tree) -> Recorded:
         reason=record["branch"],
         reasoning=reasoning,
         text=text,
+        # Records of before have none.
+        pictures=tuple(record.get("pictures", ())),
     )
     answer = Answer(
         record["message"],

@@ -223,7 +223,12 @@ class Trajectory:
         if request.stop:
             # The tokens keep the stop string, as the policy sampled it; the text loses it.
             sampling |= {"stop": list(request.stop), "include_stop_str_in_output": True, "detokenize": True}
-        return await self._model.engine.generate(place.prompt_ids, sampling, trajectory=self.name, sample=number)
+        sampled = await self._model.engine.generate(
+            place.prompt_ids, sampling, trajectory=self.name, sample=number, pictures=request.pictures
+        )
+        if not self._model.renderer.placeholder_ids.isdisjoint(sampled.token_ids):
+            raise UnavailableError("The policy generated the placeholder of a picture: ask again.")
+        return sampled
 
     async def _record_sample(
         self, request: AnswerRequest, place: Place, sample: Sample, index: int, max_tokens: int, asked_at: float

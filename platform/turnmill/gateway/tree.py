@@ -52,6 +52,9 @@ class Generation:
     text: str = ""
     """Of a completion of plain text: all text, prompt and response."""
 
+    pictures: tuple[str, ...] = ()
+    """Digests of the pictures whose placeholders are among the tokens before it."""
+
 
 @dataclass(frozen=True, slots=True)
 class TreeRow:
@@ -63,6 +66,9 @@ class TreeRow:
     log_probs: tuple[float, ...]
     generations: tuple[int, ...]
     """Numbers of the generations that are trained on in this row."""
+
+    pictures: tuple[str, ...] = ()
+    """Digests of the pictures whose placeholders are among the tokens, in order."""
 
 
 class Tree:
@@ -185,4 +191,5 @@ class Tree:
             mask += [1] * len(generation.response_ids)
             log_probs += generation.log_probs or [0.0] * len(generation.response_ids)
         numbers = tuple(generation.number for generation in path[first:])
-        return TreeRow(tuple(prompt), tuple(ids), tuple(mask), tuple(log_probs), numbers)
+        pictures = tuple(digest for generation in path for digest in generation.pictures)
+        return TreeRow(tuple(prompt), tuple(ids), tuple(mask), tuple(log_probs), numbers, pictures)

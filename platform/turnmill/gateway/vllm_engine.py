@@ -9,6 +9,9 @@ from pydantic_core import from_json, to_json
 
 from turnmill.gateway.engine import Sample
 from turnmill.gateway.errors import RequestError, UnavailableError
+from turnmill.gateway.messages import JsonObject
+from turnmill.gateway.picture_tokens import collapsed
+from turnmill.gateway.pictures import Picture
 
 PATH = "/inference/v1/generate"
 CONNECT_SECONDS = 10.0
@@ -21,12 +24,15 @@ HEADERS = {"Content-Type": "application/json"}
 class VllmEngine:
     """Sends prompts to a vLLM server, whose policy keeps its version."""
 
-    def __init__(self, url: str, *, timeout_seconds: float, key: str | None = None) -> None:
-        """Take the server's address, the time that one answer may take, and the server's API key.
+    def __init__(
+        self, url: str, *, timeout_seconds: float, key: str | None = None, image_id: int | None = None
+    ) -> None:
+        """Take the server's address, the time for one answer, its API key, and the model's placeholder of pictures.
 
         The event loop must be running.
         """
         self._url = url.rstrip("/").removesuffix("/v1")
+        self._image_id = image_id
         self._prompts = PromptTexts()
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=CONNECT_SECONDS),
@@ -35,13 +41,26 @@ class VllmEngine:
         )
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Mapping[str, object], *, trajectory: str, sample: int
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Mapping[str, object],
+        *,
+        trajectory: str,
+        sample: int,
+        pictures: Sequence[Picture] = (),
     ) -> Sample:
         """Return one response to a prompt. Raises UnavailableError, or RequestError if the server refuses it."""
         params = {**sampling, "logprobs": 0}
         if isinstance(seed := params.get("seed"), int):
             params["seed"] = seed + sample
-        data = b'{"token_ids":%b,"sampling_params":%b}' % (self._prompts.text(trajectory, prompt_ids), to_json(params))
+        # The server puts in the placeholders of the pictures itself.
+        sent = prompt_ids if self._image_id is None else collapsed(prompt_ids, self._image_id).tolist()
+        files = [{"type": "image_url", "url": picture.data_url()} for picture in pictures]
+        data = b'{"token_ids":%b,"sampling_params":%b%b}' % (
+            self._prompts.text(trajectory, sent),
+            to_json(params),
+            b',"content_parts":%b' % to_json(files) if files else b"",
+        )
         try:
             async with self._session.post(f"{self._url}{PATH}", data=data) as response:
                 body = await response.read()
@@ -52,7 +71,13 @@ class VllmEngine:
         if response.status >= 400:
             raise RequestError(f"The engine at {self._url} refuses the request: {_start(body)}")
         try:
-            return _read(body)
+            answer = from_json(body)
+            if pictures and (num_read := answer["usage"]["prompt_tokens"]) != len(prompt_ids):
+                raise RequestError(
+                    f"The engine at {self._url} read {num_read} tokens, and the prompt with its {len(pictures)} "
+                    f"pictures has {len(prompt_ids)}: give engine and gateway the same model, and vLLM 0.28 or later."
+                )
+            return _read(answer)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise UnavailableError(f"The engine at {self._url} sent no tokens: {error!r} in {_start(body)}") from error
 
@@ -85,8 +110,8 @@ class PromptTexts:
         return b"[%b]" % digits
 
 
-def _read(body: bytes) -> Sample:
-    (choice,) = from_json(body)["choices"]
+def _read(answer: JsonObject) -> Sample:
+    (choice,) = answer["choices"]
     log_probs = (choice.get("logprobs") or {}).get("content") or ()
     # Other types than numbers are refused.
     ids = array("I", choice["token_ids"])

@@ -352,9 +352,9 @@ async def test_what_is_rendered_and_tokenized_does_not_grow_with_the_conversatio
     sizes: list[int] = []
     tokenize = ChatRenderer.tokenize
 
-    def measured(renderer: ChatRenderer, text: str) -> list[int]:
+    def measured(renderer: ChatRenderer, text: str, *pictures: Any) -> list[int]:
         sizes.append(len(text))
-        return tokenize(renderer, text)
+        return tokenize(renderer, text, *pictures)
 
     monkeypatch.setattr(ChatRenderer, "tokenize", measured)
     chat = [user("What is it?")]

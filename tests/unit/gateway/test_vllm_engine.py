@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest, GenerateResponse
 
+from support.pictures import data_url, picture_file
 from turnmill.gateway import vllm_engine
 from turnmill.gateway.engine import Sample
 from turnmill.gateway.errors import RequestError, UnavailableError
+from turnmill.gateway.pictures import Picture, read_picture
 from turnmill.gateway.server import HttpServer
 from turnmill.gateway.vllm_engine import PromptTexts, VllmEngine
 
@@ -28,13 +31,21 @@ class Server:
         self.keys: list[str | None] = []
         self._response = Response(text, status)
 
-    async def generate(self, sampling: dict[str, Any], sample: int = 0, key: str | None = None) -> Sample:
-        """Ask for a response to three tokens."""
+    async def generate(
+        self,
+        sampling: dict[str, Any],
+        sample: int = 0,
+        key: str | None = None,
+        *,
+        prompt_ids: Sequence[int] = (1, 2, 3),
+        pictures: Sequence[Picture] = (),
+    ) -> Sample:
+        """Ask for a response to three tokens, or to others, of which 9 is the placeholder of pictures."""
         server = HttpServer(Starlette(routes=[Route("/inference/v1/generate", self._respond, methods=["POST"])]))
         server.start()
-        engine = VllmEngine(f"{server.url}/v1", timeout_seconds=5, key=key)
+        engine = VllmEngine(f"{server.url}/v1", timeout_seconds=5, key=key, image_id=9)
         try:
-            return await engine.generate((1, 2, 3), sampling, trajectory="t", sample=sample)
+            return await engine.generate(prompt_ids, sampling, trajectory="t", sample=sample, pictures=pictures)
         finally:
             await engine.close()
             await server.close()
@@ -57,6 +68,34 @@ async def test_a_request_and_its_response_are_those_of_vllm():
     assert sent.token_ids == [1, 2, 3]
     assert (sent.sampling_params.max_tokens, sent.sampling_params.logprobs, sent.sampling_params.seed) == (5, 0, 4)
     assert (sent.sampling_params.temperature, sent.sampling_params.stop) == (0.5, ["x"])
+
+
+PICTURES = [read_picture(data_url(picture_file(colour))) for colour in ("red", "tan")]
+WITH_PICTURES = (1, 9, 9, 9, 2, 9, 9, 3)
+
+
+async def test_pictures_are_sent_as_vllm_takes_them():
+    usage = {"prompt_tokens": 8, "completion_tokens": 1, "total_tokens": 9}
+    response = GenerateResponse.model_validate({"choices": [{"index": 0, "token_ids": [7]}], "usage": usage})
+    server = Server(200, response.model_dump_json())
+
+    sample = await server.generate(SAMPLING, prompt_ids=WITH_PICTURES, pictures=PICTURES)
+
+    assert sample.token_ids == (7,)
+    sent = GenerateRequest.model_validate_json(server.bodies[0])
+    # The server puts in the other placeholders.
+    assert sent.token_ids == [1, 9, 2, 9, 3]
+    assert sent.content_parts == [
+        {"type": "image_url", "url": data_url(picture_file("red"))},
+        {"type": "image_url", "url": data_url(picture_file("tan"))},
+    ]
+
+
+async def test_a_server_that_reads_other_tokens_for_a_picture_is_refused():
+    server = Server(200, '{"choices": [{"token_ids": [7]}], "usage": {"prompt_tokens": 5}}')
+
+    with pytest.raises(RequestError, match="read 5 tokens, and the prompt with its 2 pictures has 8"):
+        await server.generate(SAMPLING, prompt_ids=WITH_PICTURES, pictures=PICTURES)
 
 
 @pytest.mark.parametrize(("key", "sent"), [("k3y", "Bearer k3y"), (None, None)])

@@ -8,7 +8,7 @@ from pydantic import Field
 from turnmill.gateway.answers import Answer, AnswerRequest
 from turnmill.gateway.apis.base import Api, Body, chat_tools, event, num_tokens, stop_strings
 from turnmill.gateway.bodies import RequestBody
-from turnmill.gateway.errors import GatewayError
+from turnmill.gateway.errors import GatewayError, RequestError
 from turnmill.gateway.messages import JsonObject, Message, normalized, tool_call
 from turnmill.gateway.rendering import ChatRenderer
 
@@ -116,12 +116,31 @@ def _messages(message: JsonObject) -> list[Message]:
         return [normalized(_assistant(content))]
     results = [block for block in content if block.get("type") == "tool_result"]
     found: list[JsonObject] = [
-        {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content")} for block in results
+        {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _parts(block.get("content"))}
+        for block in results
     ]
     others = [block for block in content if block.get("type") != "tool_result"]
     if others or not results:
-        found.append({"role": message.get("role"), "content": others})
+        found.append({"role": message.get("role"), "content": _parts(others)})
     return [normalized(each) for each in found]
+
+
+def _parts(content: object) -> object:
+    """Return content whose pictures are as in OpenAI's chat."""
+    if not isinstance(content, list):
+        return content
+    return [_picture(block) if isinstance(block, dict) and block.get("type") == "image" else block for block in content]
+
+
+def _picture(block: JsonObject) -> JsonObject:
+    source = block.get("source")
+    kind, data = (source.get("type"), source.get("data")) if isinstance(source, dict) else (None, None)
+    if kind != "base64" or not isinstance(data, str):
+        raise RequestError(
+            f"messages: a picture has a source of type {kind!r:.60} without data in base64, and the gateway fetches "
+            "nothing: send the file as `base64`."
+        )
+    return {"type": "image_url", "image_url": f"data:image;base64,{data}"}
 
 
 def _assistant(blocks: Sequence[JsonObject]) -> JsonObject:

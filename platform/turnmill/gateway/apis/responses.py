@@ -159,7 +159,7 @@ def _next_messages(unfinished: JsonObject | None, item: JsonObject) -> tuple[lis
     kind = item.get("type", "message")
     before = [unfinished] if unfinished is not None else []
     if kind == "function_call_output":
-        result = {"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(item.get("output"))}
+        result = {"role": "tool", "tool_call_id": item.get("call_id"), "content": _parts(item.get("output"))}
         return [*before, result], None
     if kind not in ("message", "function_call", "reasoning"):
         # Others, such as calls of the server's own tools, are nothing that a policy wrote or reads.
@@ -179,7 +179,7 @@ def _part(kind: str, item: JsonObject) -> dict[str, object]:
     if kind == "reasoning":
         texts = [part.get("text", "") for part in item.get("content") or item.get("summary") or ()]
         return {"role": "assistant", "content": "", "reasoning_content": "".join(texts)}
-    return {"role": item.get("role"), "content": _text(item.get("content"))}
+    return {"role": item.get("role"), "content": _parts(item.get("content"))}
 
 
 def _joins(before: JsonObject, part: JsonObject) -> bool:
@@ -195,11 +195,22 @@ def _joined(before: JsonObject, part: JsonObject) -> JsonObject:
     return {**before, "content": part["content"]}
 
 
-def _text(content: object) -> object:
-    """Return content whose refusals are texts, too."""
-    if not isinstance(content, list):
-        return content
-    return [{**part, "text": part["refusal"]} if "refusal" in part else part for part in content]
+def _parts(content: object) -> object:
+    """Return content whose refusals are texts, too, and whose pictures are as in OpenAI's chat."""
+    return [_part_of_chat(part) for part in content] if isinstance(content, list) else content
+
+
+def _part_of_chat(part: object) -> object:
+    if isinstance(part, dict):
+        if "refusal" in part:
+            return {**part, "text": part["refusal"]}
+        if part.get("type") == "input_image":
+            if part.get("image_url") is None:
+                raise RequestError(
+                    "input: a picture has no image_url, and the gateway keeps no files: send a data URL."
+                )
+            return {"type": "image_url", "image_url": part["image_url"]}
+    return part
 
 
 def _chat_tool(tool: JsonObject) -> JsonObject:

@@ -1,10 +1,13 @@
 """The gateway's engine in a run: verl's client, with the sampling parameters of the run."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
+from PIL import Image
 from vllm.sampling_params import StructuredOutputsParams
 
 from turnmill.gateway.engine import Sample
+from turnmill.gateway.pictures import Picture
 from turnmill.rollout.generation import generate, policy_versions, sampling_seed
 from turnmill.rollout.token_integrity import token_checksum
 from turnmill.rollout.verl_types import LLMClient, SamplingParams
@@ -26,13 +29,20 @@ class EpisodeEngine:
         self._timeout_seconds = timeout_seconds
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Mapping[str, object], *, trajectory: str, sample: int
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Mapping[str, object],
+        *,
+        trajectory: str,
+        sample: int,
+        pictures: Sequence[Picture] = (),
     ) -> Sample:
         """Return one response to a prompt. Raises InferenceError."""
         params = {**self._sampling, **{name: sampling[name] for name in FROM_PROGRAM if name in sampling}}
         structure = sampling.get("structured_outputs")
         if isinstance(structure, Mapping):
             params["structured_outputs"] = StructuredOutputsParams(**structure)
+        media = {"image_data": await asyncio.to_thread(_images, pictures)} if pictures else {}
         output = await generate(
             self._client,
             trajectory,
@@ -41,5 +51,10 @@ class EpisodeEngine:
             # Of the prompt, not of a number: parallel branches come in any order.
             seed=sampling_seed(self._seed, self._stream, token_checksum(prompt_ids), sample),
             timeout_seconds=self._timeout_seconds,
+            **media,
         )
         return Sample(tuple(output.token_ids), tuple(output.log_probs or ()), policy_versions(output))
+
+
+def _images(pictures: Sequence[Picture]) -> list[Image.Image]:
+    return [picture.image() for picture in pictures]

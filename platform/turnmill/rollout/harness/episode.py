@@ -1,11 +1,17 @@
 """One episode of a program: its trajectory at the gateway, its outcome and its result."""
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
 
+from PIL import Image
+
 from turnmill.core.errors import EpisodeError, HarnessError, InferenceError, OvertakenError
 from turnmill.core.trajectory import EpisodeSummary, TrajectoryOutcome
+from turnmill.gateway.answers import Answer as GatewayAnswer
+from turnmill.gateway.answers import AnswerRequest
+from turnmill.gateway.pictures import Picture
 from turnmill.gateway.rendering import ChatRenderer
 from turnmill.gateway.trajectory import Trajectory
 from turnmill.gateway.tree import BranchReason, TreeRow
@@ -46,10 +52,19 @@ class HarnessEpisode:
         self.num_resumed = 0
         """Number of turns that the journal had."""
 
+        self._pictures: dict[str, Picture] = {}
+        """Pictures by their digests, as the turns have only these."""
+
     @property
     def num_turns(self) -> int:
         """Number of answers so far."""
         return self.trajectory.num_turns if self.trajectory is not None else 0
+
+    async def ask(self, request: AnswerRequest) -> list[GatewayAnswer]:
+        """Return the answers to a request of the program."""
+        assert self.trajectory is not None
+        self._pictures |= {picture.digest: picture for picture in request.pictures}
+        return await self.trajectory.answer(request)
 
     def outcome(self, ended: Ended, agent: HarnessAgent) -> TrajectoryOutcome:
         """Return the outcome of an episode whose program has ended. Raises EpisodeError if it failed."""
@@ -114,7 +129,9 @@ class HarnessEpisode:
             seconds=self.timing.elapsed_seconds(),
             metrics=self._metrics(rows),
         )
-        return EpisodeResult(summary, tuple(map(_row, rows)), outcome.detail)
+        # Whatever was served was asked for with all pictures before it.
+        images = {digest: self._pictures[digest].image() for row in rows for digest in row.pictures}
+        return EpisodeResult(summary, tuple(_row(row, images) for row in rows), outcome.detail)
 
     def _metrics(self, rows: list[TreeRow]) -> dict[str, float]:
         assert self.trajectory is not None
@@ -152,5 +169,6 @@ class HarnessEpisode:
         return records
 
 
-def _row(row: TreeRow) -> Row:
-    return Row(row.prompt_ids, Tokens(row.ids, row.mask, row.log_probs))
+def _row(row: TreeRow, images: Mapping[str, Image.Image]) -> Row:
+    response = Tokens(row.ids, row.mask, row.log_probs)
+    return Row(row.prompt_ids, response, tuple(images[digest] for digest in row.pictures))

@@ -12,6 +12,7 @@ from turnmill.gateway.answers import Answer, AnswerRequest
 from turnmill.gateway.app import create_app
 from turnmill.gateway.errors import UnknownKeyError
 from turnmill.gateway.parsing import create_parser
+from turnmill.gateway.picture_tokens import Processor
 from turnmill.gateway.rendering import ChatRenderer, Tokenizer
 from turnmill.gateway.server import HttpServer
 from turnmill.gateway.trajectory import Model, Trajectory
@@ -37,7 +38,7 @@ class HarnessLoop:
 
     def __init__(
         self, *, server_manager: LLMClient, tokenizer: Tokenizer, job: AgentTrainingJob, run_dir: Path,
-        journal: Journal | None = None, **_: object,
+        processor: Processor | None = None, journal: Journal | None = None, **_: object,
     ) -> None:  # fmt: skip
         self.job = job
         self.agent = job.spec.harness_agent
@@ -48,7 +49,7 @@ class HarnessLoop:
         self.sources.training.require_json()
         self.journal: Journal = journal or NoJournal()
         self.client = server_manager
-        self.renderer = ChatRenderer(tokenizer)
+        self.renderer = ChatRenderer(tokenizer, processor)
         self.model = Model(
             MODEL_NAME,
             self._engine({}, "", seed=0),
@@ -58,16 +59,18 @@ class HarnessLoop:
             self.agent.max_prompt_length + self.agent.max_response_length,
             self.agent.max_answer_length,
         )
-        self._trajectories: dict[str, Trajectory] = {}
+        self._episodes: dict[str, HarnessEpisode] = {}
+        """Episodes in flight by their keys."""
+
         self._server: HttpServer | None = None
 
     # ---- the gateway ----
 
     async def answer(self, key: str, request: AnswerRequest) -> list[Answer]:
         """Return the answers to a request of a program. Raises UnknownKeyError if its trajectory has ended."""
-        if (trajectory := self._trajectories.get(key)) is None:
+        if (episode := self._episodes.get(key)) is None:
             raise UnknownKeyError("The key is of no trajectory in flight: it has ended, or another attempt plays it.")
-        return await trajectory.answer(request)
+        return await episode.ask(request)
 
     def _serve(self) -> HttpServer:
         """Return the gateway, which only a service on another machine reaches from outside of this one."""
@@ -130,12 +133,12 @@ class HarnessLoop:
         outcome = episode.outcome(ended, self.agent)
         reward = await self._reward(episode, ended)
         await self.journal.finish(episode, outcome)
-        return episode.result(outcome, reward)
+        return await asyncio.to_thread(episode.result, outcome, reward)
 
     async def _run_agent(self, episode: HarnessEpisode, trajectory: Trajectory) -> Ended:
         """Let the agent play an episode, under a key that is valid as long as it does."""
         key, url = secrets.token_urlsafe(24), self._serve().url
-        self._trajectories[key] = trajectory
+        self._episodes[key] = episode
         try:
             with episode.timing.measure("tools"):
                 if self.agent.url is None:
@@ -147,7 +150,7 @@ class HarnessLoop:
                     stop=trajectory.limit_reached,
                 )
         finally:
-            del self._trajectories[key]
+            del self._episodes[key]
             await trajectory.close()
 
     async def _run_program(self, task: Task, url: str, key: str, *, stop: asyncio.Event) -> Ended:
