@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import cast
 
 import openai
+from openai.types.chat import ChatCompletionMessageParam
 from vllm.sampling_params import StructuredOutputsParams
 
 from turnmill.core.errors import InferenceError, SettingsError
 from turnmill.evaluation.endpoint import Endpoint, plain_errors
+from turnmill.evaluation.message_calls import text_of, with_calls
 from turnmill.evaluation.message_tokens import MessageTokenizer
 from turnmill.rollout.token_output import TokenOutput
 from turnmill.rollout.verl_types import SamplingParams
@@ -16,7 +19,9 @@ _OF_VLLM = ("top_k", "stop_token_ids", "include_stop_str_in_output", "min_tokens
 """Sampling parameters that OpenAI's API does not have, and vLLM's server does."""
 
 _TOKENS = {"return_token_ids": True, "skip_special_tokens": False}
-_OF_BOTH = ("max_tokens", "temperature", "top_p", "seed", "stop")
+_WITH_MESSAGES = ("max_tokens", "temperature", "top_p", "seed")
+# Chat endpoints leave stop strings out of the text, and most do not tell which: loops find them themselves.
+_OF_BOTH = (*_WITH_MESSAGES, "stop")
 
 
 class TokenClient:
@@ -64,17 +69,20 @@ class ChatClient:
         """Return a response, one token per byte. Raises InferenceError, or SettingsError for a request that is
         refused."""
         _refuse_media(media)
+        conversation = self._tokenizer.conversation(prompt_ids)
+        messages, tools = conversation.messages, conversation.tools
+        if tools:
+            messages = list(with_calls(messages, self._tokenizer))
         async with plain_errors(self._endpoint, request_id):
             completion = await self._client.chat.completions.create(
                 model=self._model,
-                messages=self._tokenizer.messages(prompt_ids),
-                extra_body=_known(sampling_params, _OF_BOTH),
+                messages=cast("list[ChatCompletionMessageParam]", messages),
+                extra_body=_known(sampling_params, _WITH_MESSAGES) | ({"tools": tools} if tools else {}),
             )
         if not completion.choices:
             raise InferenceError(f"{request_id}: {self._endpoint.url} returned no choice")
         choice = completion.choices[0]
-        ended = choice.finish_reason != "length"
-        tokens = self._tokenizer.response_ids(choice.message.content or "", ended=ended)
+        tokens = self._tokenizer.response_ids(text_of(choice.message), ended=choice.finish_reason != "length")
         return TokenOutput(token_ids=tokens, stop_reason=choice.finish_reason)
 
 

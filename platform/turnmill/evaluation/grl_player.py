@@ -1,13 +1,13 @@
 """The player of GRL's agents, whose episodes are the groups of a validation."""
 
 from itertools import groupby
-from typing import ClassVar
 
 from turnmill.core.errors import SettingsError
 from turnmill.core.trajectory import EpisodeFailure, EpisodeSummary
-from turnmill.evaluation.player import Player
-from turnmill.evaluation.setting import Setting
+from turnmill.evaluation.player import NEEDS_TOKENS, Player
+from turnmill.evaluation.setting import NO_LIMIT, Setting
 from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.grl_agent import NamedAgent
 from turnmill.jobs.job import JobSpec
 from turnmill.rollout.grl.loop import GrlLoop
 
@@ -15,9 +15,10 @@ from turnmill.rollout.grl.loop import GrlLoop
 class GrlPlayer(Player):
     """Plays groups of GRL's agents; each attempt at a group starts from its state."""
 
-    why_tokens: ClassVar[str | None] = "read one conversation whose tokens they put together"
-
     def __init__(self, setting: Setting) -> None:
+        if setting.policy.folder is None:
+            agent = setting.job.spec.grl_agent
+            setting = setting.with_agent(agent.model_copy(update={"max_prompt_length": NO_LIMIT}))
         self._loop = setting.loop(GrlLoop)
         self._sampling = setting.sampling
 
@@ -50,13 +51,19 @@ class GrlPlayer(Player):
 
     @classmethod
     def require_playable(cls, job: AgentTrainingJob, *, takes_tokens: bool) -> None:
-        """Raise SettingsError for rewards by a trainer, and for an endpoint that takes messages."""
+        """Raise SettingsError for rewards by a trainer, and for responses that an endpoint would have to go on with."""
         if (function := job.spec.grl_agent.validation_reward_function) is not None:
             raise SettingsError(
                 f"spec.agent.validationRewardFunction ({function}) takes the batches of a trainer. Use "
                 "`turnmill run JOB.yaml --evaluate`, or leave it out: then agents decide."
             )
-        super().require_playable(job, takes_tokens=takes_tokens)
+        begun = [group.agent for group in job.spec.grl_agent.validation_groups if _begins_responses(group.agent)]
+        if begun and not takes_tokens:
+            raise SettingsError(
+                f"spec.agent.agents: prompts of {begun[0].name} end with the beginning of a response, and a chat "
+                "endpoint begins another. Set agentConfig.useThinkAnswerToken of each agent to false in the job, or "
+                f"{NEEDS_TOKENS}"
+            )
 
     @classmethod
     def environment(cls, spec: JobSpec) -> str:
@@ -68,3 +75,8 @@ class GrlPlayer(Player):
         """Return the environment and the number of groups of each agent; prompts and limits may differ."""
         groups = groupby(group.agent for group in spec.grl_agent.validation_groups)
         return {"groups": [[agent.name, agent.agent_type, agent.env_config, len(list(its))] for agent, its in groups]}
+
+
+def _begins_responses(agent: NamedAgent) -> bool:
+    """Return whether an agent's prompts end with `<think>` or `<answer>`."""
+    return agent.agent_config.use_think_answer_token

@@ -9,6 +9,8 @@ from turnmill.evaluation.setting import Setting
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.job import JobSpec
 
+NEEDS_TOKENS = "serve the model with vLLM and give its tokenizer's folder with --tokenizer, or give the model's folder."
+
 
 class Player(ABC):
     """Plays episodes by the agent loop that training uses."""
@@ -36,10 +38,7 @@ class Player(ABC):
     def require_playable(cls, job: AgentTrainingJob, *, takes_tokens: bool) -> None:
         """Raise SettingsError for a job that cannot be evaluated, or not by an endpoint that takes messages."""
         if not takes_tokens and cls.why_tokens is not None:
-            raise SettingsError(
-                f"Agents of type {job.spec.agent.type!r} {cls.why_tokens}. Serve the model with vLLM and give its "
-                "tokenizer's folder with --tokenizer, or give the model's folder."
-            )
+            raise SettingsError(f"Agents of type {job.spec.agent.type!r} {cls.why_tokens}: {NEEDS_TOKENS}")
 
     @classmethod
     def environment(cls, spec: JobSpec) -> str:

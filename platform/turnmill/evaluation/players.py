@@ -9,9 +9,9 @@ from turnmill.evaluation.grl_player import GrlPlayer
 from turnmill.evaluation.multi_turn_player import MultiTurnPlayer
 from turnmill.evaluation.player import Player
 from turnmill.evaluation.setting import Setting
+from turnmill.evaluation.tool_player import ToolPlayer
 from turnmill.jobs import AgentTrainingJob
 from turnmill.rollout.harness.loop import HarnessLoop
-from turnmill.rollout.tool_agent.loop import ToolLoop
 from turnmill.rollout.verlog.turn_loop import TurnLoop
 
 
@@ -33,27 +33,6 @@ class VerlogPlayer(Player):
 
     async def close(self) -> None:
         """End environments that are left."""
-        await self._loop.close()
-
-
-class ToolPlayer(Player):
-    """Plays tasks with tools."""
-
-    why_tokens: ClassVar[str | None] = (
-        "go on with their own response after a tool's answer, and a chat endpoint begins another"
-    )
-
-    def __init__(self, setting: Setting) -> None:
-        self._loop = setting.loop(ToolLoop, tool_server_url=setting.tool_server_url)
-        self._sampling = setting.sampling
-
-    async def play(self, episode: int, sample: int) -> EpisodeSummary | EpisodeFailure:
-        """Play one trajectory of a task."""
-        result = await self._loop.run(self._sampling, index=episode, session_id=sample, global_steps=0, validate=True)
-        return result if isinstance(result, EpisodeFailure) else result.summary
-
-    async def close(self) -> None:
-        """Release trajectories, and close connections."""
         await self._loop.close()
 
 

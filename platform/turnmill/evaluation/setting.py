@@ -1,7 +1,7 @@
 """What the agent loops of an evaluation get in place of a trainer's."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from transformers import PreTrainedTokenizerFast
 
 from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.base_agent import BaseAgent
 from turnmill.jobs.verl_settings import setting
 from turnmill.rollout.verl_classes import AgentLoopBase, DictConfigWrap
 from turnmill.rollout.verl_types import LLMClient
@@ -48,6 +49,11 @@ class Setting:
     def sampling(self) -> Mapping[str, object]:
         """The parameters with which responses are sampled."""
         return {"temperature": self.job.spec.training.validation.temperature, "top_p": 1.0, "top_k": -1}
+
+    def with_agent(self, agent: BaseAgent) -> "Setting":
+        """Return the same with another agent."""
+        spec = self.job.spec.model_copy(update={"agent": agent})
+        return replace(self, job=self.job.model_copy(update={"spec": spec}))
 
     def loop(self, kind: type[Loop], **more: object) -> Loop:
         """Return a loop of a class, with further arguments of its constructor."""
