@@ -134,6 +134,17 @@ def test_functions_are_called_as_the_api_calls_them(evaluate: Evaluate):
     assert {body["max_tokens"] for body in model.requests if len(body["messages"]) == 1} == {96}
 
 
+def test_a_loop_without_functions_answers_once(evaluate: Evaluate):
+    model = model_that(lambda messages: {"content": "answer:7"})
+    agent = MULTI_TURN | {"defaultAgentLoop": "single_turn_agent"}
+
+    results = evaluate(model, job_with(agent, "calculator"), "--episodes", "2")
+
+    assert [attempt.num_turns for attempt in results.attempts] == [1, 1]
+    assert {body["max_tokens"] for body in model.requests} == {96}
+    assert all("tools" not in body for body in model.requests)
+
+
 def test_grls_agents_have_a_conversation(evaluate: Evaluate):
     """Its messages are longer than `maxPromptLength`, whose tokens the endpoint does not tell."""
 

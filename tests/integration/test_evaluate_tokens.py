@@ -118,6 +118,16 @@ def test_verls_agent_loops_are_evaluated_with_their_functions(evaluate: Evaluate
     assert "| pass@1 | 0.0% (0.0% to 49.0%) | 100.0% (51.0% to 100.0%) | +100.0 points" in capsys.readouterr().out
 
 
+def test_loops_that_set_no_limit_have_that_of_verls_engines(evaluate: Evaluate):
+    model = TokenModel(lambda prompt, body: f"1{END}")
+    agent = MULTI_TURN | {"defaultAgentLoop": "single_turn_agent", "maxPromptLength": 32, "maxResponseLength": 60}
+
+    results = evaluate(model, job_with(agent, {"name": "calculator"}), "a", "--episodes", "2")
+
+    assert [attempt.num_turns for attempt in results.attempts] == [1, 1]
+    assert {body["max_tokens"] for body in model.requests} == {60}
+
+
 def test_a_folder_with_a_tokenizer_alone_does(evaluate: Evaluate, tmp_path: Path):
     model = TokenModel(calculates(well=True))
     model.save = lambda folder: (model.tokenizer.save_pretrained(folder), folder)[1]  # type: ignore[method-assign]
@@ -127,18 +137,23 @@ def test_a_folder_with_a_tokenizer_alone_does(evaluate: Evaluate, tmp_path: Path
     assert results.attempts[0].success
 
 
-def test_settings_of_the_chat_template_are_those_of_training(evaluate: Evaluate):
+def test_settings_of_verl_are_those_of_training(evaluate: Evaluate):
     job = yaml.safe_load(job_with(MULTI_TURN, {"name": "calculator"}))
     tool = {"type": "tool", "enableAgent": False, "maxPromptLength": 400}
+    verl = {
+        "data.apply_chat_template_kwargs": {"style": "brief"},
+        "actor_rollout_ref.rollout.val_kwargs.top_p": 0.5,
+    }
     models = [TokenModel(lambda prompt, body: f"1{END}") for _ in range(2)]
 
     for model, agent in zip(models, (MULTI_TURN, tool), strict=True):
         template = model.tokenizer.chat_template + "{{- style or '' }}"
         model.tokenizer.chat_template = template
-        job["spec"] |= {"agent": agent, "verl": {"data.apply_chat_template_kwargs": {"style": "brief"}}}
+        job["spec"] |= {"agent": agent, "verl": verl}
         evaluate(model, yaml.safe_dump(job), str(agent["type"]), "--episodes", "1")
 
     assert [model.prompts[0][-5:] for model in models] == ["brief"] * 2
+    assert [model.requests[0]["top_p"] for model in models] == [0.5] * 2
 
 
 def test_grls_agents_play_one_episode_from_the_state_of_every_group(

@@ -15,7 +15,10 @@ from turnmill.evaluation.message_tokens import MessageTokenizer
 from turnmill.rollout.token_output import TokenOutput
 from turnmill.rollout.verl_types import SamplingParams
 
-_OF_VLLM = ("top_k", "stop_token_ids", "include_stop_str_in_output", "min_tokens")
+_OF_VLLM = (
+    *("top_k", "min_p", "repetition_penalty", "stop_token_ids", "include_stop_str_in_output", "ignore_eos"),
+    "min_tokens",
+)
 """Sampling parameters that OpenAI's API does not have, and vLLM's server does."""
 
 _TOKENS = {"return_token_ids": True, "skip_special_tokens": False}

@@ -17,7 +17,7 @@ from turnmill.core.errors import SettingsError
 
 Message: TypeAlias = dict[str, object]
 
-TOOLS, MESSAGE, RESPONSE, ROLE, CONTENT, END = MARKS = "\x01", "\x02", "\x03", "\x04", "\x05", "\x06"
+TOOLS, MESSAGE, RESPONSE, ROLE, CONTENT, END = MARKS = "\x01", "\x02", "\x03", "\x04", "\x1f", "\x06"
 """Tokens before the schemas of tools, a message, a response, and an observation's role and text, and after the last
 three."""
 

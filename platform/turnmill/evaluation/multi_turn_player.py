@@ -1,6 +1,8 @@
 """The player of verl's agent loops, which run in verl's worker without its queue."""
 
+from collections.abc import Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,8 +19,9 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.rollout.journal import NoJournal
 from turnmill.rollout.multi_turn.episode import MultiTurnEpisode
 from turnmill.rollout.multi_turn.worker_mixin import MultiTurnWorkerMixin
+from turnmill.rollout.token_output import TokenOutput
 from turnmill.rollout.verl_classes import AgentLoopWorker
-from turnmill.rollout.verl_types import BatchRow, SamplingParams
+from turnmill.rollout.verl_types import BatchRow, LLMClient, SamplingParams
 from turnmill.training.verl.config import build_verl_config
 from turnmill.training.verl.megatron_config import uses_megatron
 
@@ -64,6 +67,23 @@ def _with_messages(setting: Setting) -> Setting:
     return for_messages(setting, agent.model_copy(update=changes | in_bytes(agent, "max_response_length")))
 
 
+class _LimitingClient:
+    """A client that limits responses as verl's engines do, where a loop sets no limit."""
+
+    def __init__(self, client: LLMClient, *, max_prompt_tokens: int, max_response_tokens: int) -> None:
+        self._client = client
+        self._max_response_tokens = max_response_tokens
+        self._max_tokens = max_prompt_tokens + max_response_tokens
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: Sequence[int], sampling_params: SamplingParams, **media: object
+    ) -> TokenOutput:
+        """Return a response. Raises InferenceError, or SettingsError for a request that is refused."""
+        room = min(self._max_response_tokens, self._max_tokens - len(prompt_ids))
+        params = {"max_tokens": max(1, room), **sampling_params}
+        return await self._client.generate(request_id, prompt_ids=prompt_ids, sampling_params=params, **media)
+
+
 class _PolicyWorker(AgentLoopWorker):
     """verl's worker with the tokenizer of a policy, if it has loaded none."""
 
@@ -85,7 +105,11 @@ class _Worker(MultiTurnWorkerMixin, _PolicyWorker):
 
 def _create_worker(setting: Setting) -> _Worker:
     """Return a worker for the job and the policy of an evaluation. Raises SettingsError for settings of verl."""
-    policy = setting.policy
+    policy, agent = setting.policy, setting.job.spec.multi_turn_agent
+    max_prompt_tokens = NO_LIMIT if policy.folder is None else agent.max_prompt_length
+    client = _LimitingClient(
+        policy.client, max_prompt_tokens=max_prompt_tokens, max_response_tokens=agent.max_response_length
+    )
     # verl prints the name of the class of its data set.
     with TemporaryDirectory(prefix="turnmill-evaluate-") as folder, redirect_stdout(StringIO()):
         if policy.folder is not None and (policy.folder / "config.json").is_file():
@@ -98,7 +122,7 @@ def _create_worker(setting: Setting) -> _Worker:
             config.actor_rollout_ref.model.custom_chat_template = None
         if policy.folder is None:
             config.actor_rollout_ref.rollout.prompt_length = NO_LIMIT
-        return _Worker(config, policy, journal=NoJournal())
+        return _Worker(config, replace(policy, client=client), journal=NoJournal())
 
 
 def _verl_config(setting: Setting, model: Path) -> DictConfig:

@@ -21,6 +21,7 @@ NO_LIMIT = 2**31
 """Tokens of a prompt, if tokens are bytes: the endpoint knows its own limit."""
 
 _TEMPLATE_SETTINGS = "data.apply_chat_template_kwargs"
+_VALIDATION = "actor_rollout_ref.rollout.val_kwargs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,12 @@ class Setting:
     @property
     def sampling(self) -> Mapping[str, object]:
         """The parameters with which responses are sampled."""
-        return {"temperature": self.job.spec.training.validation.temperature, "top_p": 1.0, "top_k": -1}
+        spec = self.job.spec
+        return {
+            "temperature": spec.training.validation.temperature,
+            "top_p": setting(spec.verl, f"{_VALIDATION}.top_p", 1.0),
+            "top_k": setting(spec.verl, f"{_VALIDATION}.top_k", -1),
+        }
 
     def with_agent(self, agent: BaseAgent) -> "Setting":
         """Return the same with another agent."""
