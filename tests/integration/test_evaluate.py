@@ -11,7 +11,8 @@ import pytest
 
 from support.model_server import ScriptedModel, served
 from turnmill.cli.main import main
-from turnmill.evaluation.message_tokens import MessageTokenizer
+from turnmill.core.errors import SettingsError
+from turnmill.evaluation.message_tokens import END, MESSAGE, RESPONSE, MessageTokenizer
 from turnmill.observability.evaluation import read_results
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
@@ -179,7 +180,9 @@ def test_what_cannot_be_evaluated_is_refused_before_anything_is_asked(evaluate, 
     model = model_that(lambda _: "")
 
     assert evaluate(model, "a", "--set", "agent.stopTokens=[</python>]", environment="arithmetic") == 2
-    assert "give its tokenizer's folder with --tokenizer" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "give its tokenizer's folder with --tokenizer" in message
+    assert "Add `--set agent.enableMtrl=true`" in message
     assert main(["evaluate", "http://127.0.0.1:9/v1", "--environment", "babyay"]) == 2
     assert "babyai" in capsys.readouterr().err
     assert main(["evaluate", "http://127.0.0.1:9/v1"]) == 2
@@ -203,7 +206,8 @@ def test_an_endpoint_that_does_not_answer_is_named(capsys, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "text", ["plain", "Grüße 日本 🙂", 'quotes " and \\ and {braces: [1]}', "<|end|>", "\n\t\x01", ""]
+    "text",
+    ["plain", "Grüße 日本 🙂", 'quotes " and \\ and {braces: [1]}', END, f"{MESSAGE}{{}}{RESPONSE}", "\n\t\x01", ""],
 )
 def test_messages_survive_the_way_through_tokens(text: str):
     tokenizer = MessageTokenizer.create()
@@ -212,6 +216,19 @@ def test_messages_survive_the_way_through_tokens(text: str):
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
     response = tokenizer.response_ids(text, ended=True)
 
-    assert tokenizer.messages(prompt) == messages
-    assert tokenizer.decode(response, skip_special_tokens=True) == text
+    assert tokenizer.conversation(prompt).messages == messages
+    assert tokenizer.decode(response[:-1]) == text
     assert response.count(tokenizer.eos_token_id) == 1
+    answered = [*prompt, *response, *tokenizer.encode(RESPONSE)]
+    answer = [{"role": "assistant", "content": text}] if text else []
+    assert tokenizer.conversation(answered).messages == messages + answer
+
+
+def test_a_response_that_has_begun_is_no_message():
+    tokenizer = MessageTokenizer.create()
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "?"}], add_generation_prompt=True, tokenize=False
+    )
+
+    with pytest.raises(SettingsError, match="goes on with a response that has begun"):
+        tokenizer.conversation(tokenizer.encode(f"{prompt}<think>"))

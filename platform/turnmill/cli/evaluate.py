@@ -32,10 +32,20 @@ def evaluate(
         typer.Option("--job", help="Job file with the agent and the environment, in its place.", show_default=False),
     ] = None,
     overrides: Overrides = None,
-    episodes: Annotated[int, typer.Option(min=1, help="Episodes, or tasks.")] = 128,
+    episodes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Episodes, or tasks; if omitted, 128, or one per group of GRL's.", show_default=False),
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, max=10_000, help="Attempts at each episode, for pass@k.")] = 1,
     temperature: Annotated[float, typer.Option(min=0, help="Temperature of sampling.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the episodes: as training.validation.seed.")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Seed of the episodes, as training.validation.seed; if omitted, 0, or agent.validationSeed of GRL's.",
+            show_default=False,
+        ),
+    ] = None,
     model_name: Annotated[
         str | None, typer.Option(help="The model's name at the URL; if omitted, the first.", show_default=False)
     ] = None,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from turnmill.core.errors import SettingsError
 from turnmill.environments import registry as environments
-from turnmill.evaluation.players import require_playable
+from turnmill.evaluation.players import player_class
 from turnmill.jobs import AgentTrainingJob, JobError, parse_job
 from turnmill.jobs.job import API_VERSION, KIND
 from turnmill.jobs.load import model_folders
@@ -15,8 +15,9 @@ from turnmill.jobs.problems import Problem
 from turnmill.jobs.values import Values
 from turnmill.jobs.yaml_file import parse_yaml
 from turnmill.tasks.registry import source_names
-from turnmill.training.agent_kinds import agent_kind_class
+from turnmill.training.agent_kinds import agent_kind, agent_kind_class
 
+DEFAULT_EPISODES = 128
 _MAX_NAME = 40
 
 
@@ -26,26 +27,36 @@ def evaluation_job(
     job_file: Path | None,
     environment: str | None,
     overrides: Sequence[str],
-    episodes: int,
-    seed: int,
+    episodes: int | None,
+    seed: int | None,
     temperature: float,
     is_local: bool,
     takes_tokens: bool,
 ) -> AgentTrainingJob:
     """Return the job of an evaluation: that of a file, or one with an environment's defaults.
 
-    Raises SettingsError with all problems.
+    Without a number of episodes or a seed, they are those of a job's defaults, or of the groups of agents of type
+    `grl`. Raises SettingsError with all problems.
     """
     data, _, problems = apply_overrides(_base(job_file, environment), overrides)
     spec = data.setdefault("spec", {})
     spec["model"] = {"path": model}
-    validation = {"episodes": episodes, "seed": seed, "temperature": temperature}
+    validation = {"episodes": episodes or DEFAULT_EPISODES, "seed": seed or 0, "temperature": temperature}
     training = dict(spec.get("training") or {})
     spec["training"] = training | {"steps": 0, "validation": validation}
     if problems:
         raise JobError(problems)
     job = parse_job(data, (*((model_folders,) if is_local else ()), _agent_problems))
-    require_playable(job, takes_tokens=takes_tokens)
+    if job.spec.reward_model is not None:
+        raise SettingsError(
+            "spec.rewardModel: an evaluation serves no second model. Evaluate with `turnmill run JOB.yaml --evaluate`, or "
+            "leave it out and give the address of a judge as environment.options.judge.url."
+        )
+    player = player_class(job)
+    job = player.with_episodes(job, episodes=episodes, seed=seed)
+    player.require_playable(job, takes_tokens=takes_tokens)
+    # Raises SettingsError for files that are missing.
+    agent_kind(job.spec.agent).verl_settings(job)
     return job
 
 

@@ -8,27 +8,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import openai
 import yaml
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
 from turnmill.core.errors import RunFailedError, SettingsError
+from turnmill.evaluation.attempts import play_all
 from turnmill.evaluation.clients import ChatClient, TokenClient
 from turnmill.evaluation.endpoint import Endpoint, find_model
 from turnmill.evaluation.message_tokens import MessageTokenizer
 from turnmill.evaluation.model_server import serve_model
-from turnmill.evaluation.players import create_player, play_all
+from turnmill.evaluation.players import player_class
+from turnmill.evaluation.setting import Policy, Setting
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability import logs
 from turnmill.observability.evaluation import Attempt, Results, write_results
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.summary import summarise, versions
-from turnmill.rollout.verl_types import LLMClient
 from turnmill.runs import processes
 from turnmill.runs.preparation import ensure_model, resolve_device
 from turnmill.runs.services import services
 from turnmill.runs.watch import Report
-from turnmill.training.agent_kinds import agent_kind
 from turnmill.training.vocabulary import save_vocabulary
 
 
@@ -99,33 +100,32 @@ async def _play(
     timeout = job.spec.training.timeouts.request_seconds
     async with endpoint.client(timeout) as client:
         model = await find_model(client, endpoint)
-        policy: LLMClient
-        if tokenizer_folder is None:
-            messages = MessageTokenizer.create()
-            policy, tokenizer, model_type = ChatClient(client, endpoint, model, messages), messages, None
-        else:
-            policy = TokenClient(client, endpoint, model)
-            tokenizer, model_type = _load_tokenizer(tokenizer_folder)
-        save_vocabulary(tokenizer, folder)
-        player = create_player(
-            job,
-            folder.path,
-            policy,
-            tokenizer,
-            model_type=model_type,
-            max_prompt_tokens=None if tokenizer_folder is None else agent_kind(job.spec.agent).max_prompt_tokens,
-            tool_server_url=tool_server_url,
-        )
+        policy = _policy(client, endpoint, model, tokenizer_folder)
+        save_vocabulary(policy.tokenizer, folder)
+        player = player_class(job)(Setting(job, folder.path, policy, tool_server_url))
         try:
             return await play_all(
                 player,
                 episodes=job.spec.training.validation.episodes,
                 samples=request.samples,
-                concurrency=request.concurrency or job.spec.environment.count,
+                concurrency=request.concurrency or _concurrency(job),
                 on_done=_progress(folder, report),
             )
         finally:
             await player.close()
+
+
+def _policy(client: openai.AsyncOpenAI, endpoint: Endpoint, model: str, tokenizer_folder: Path | None) -> Policy:
+    if tokenizer_folder is None:
+        messages = MessageTokenizer.create()
+        return Policy(ChatClient(client, endpoint, model, messages), messages, None, None)
+    tokenizer, model_type = _load_tokenizer(tokenizer_folder)
+    return Policy(TokenClient(client, endpoint, model), tokenizer, model_type, tokenizer_folder)
+
+
+def _concurrency(job: AgentTrainingJob) -> int:
+    limit = job.spec.max_concurrency
+    return job.spec.environment.count if limit is None else min(job.spec.environment.count, limit)
 
 
 def _load_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerFast, str | None]:
@@ -156,17 +156,11 @@ def _progress(folder: RunFolder, report: Report) -> Callable[[int, int], None]:
 
 def _results(request: Request, attempts: Sequence[Attempt], *, seconds: float) -> Results:
     spec = request.job.spec
-    environment, validation = spec.environment, spec.training.validation
+    validation, player = spec.training.validation, player_class(request.job)
     return Results(
         model=spec.model.path or "",
-        environment=environment.label,
-        episodes_of={
-            "environment": environment.name,
-            "task": environment.task,
-            "options": dict(environment.options),
-            "agent": spec.agent.type,
-            "seed": validation.seed,
-        },
+        environment=player.environment(spec),
+        episodes_of=player.episodes_of(spec) | {"agent": spec.agent.type, "seed": validation.seed},
         agent=spec.agent.type,
         episodes=validation.episodes,
         samples=request.samples,
