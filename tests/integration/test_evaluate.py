@@ -193,6 +193,11 @@ def test_what_cannot_be_evaluated_is_refused_before_anything_is_asked(evaluate, 
     Path("runs/trained/job.yaml").touch()
     assert main(["evaluate", "runs/trained", "--environment", "babyai"]) == 2
     assert "Run `turnmill export runs/trained --output FOLDER`" in capsys.readouterr().err
+    judged = ["--environment", "dataset", "--set", "environment.options={path: tasks.jsonl, reward: judge}"]
+    Path("tasks.jsonl").write_text('{"prompt": "1 + 1?", "answer": "2"}\n' * 2)
+    turns = ["--set", "agent.enableMtrl=true", "--set", "rewardModel={path: /m}"]
+    assert main(["evaluate", "http://127.0.0.1:9/v1", *judged, *turns]) == 2
+    assert "spec.rewardModel: an evaluation serves no second model" in capsys.readouterr().err
     assert model.requests == []
 
 

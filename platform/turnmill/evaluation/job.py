@@ -49,8 +49,8 @@ def evaluation_job(
     job = parse_job(data, (*((model_folders,) if is_local else ()), _agent_problems))
     if job.spec.reward_model is not None:
         raise SettingsError(
-            "spec.rewardModel: an evaluation serves no second model. Evaluate with `turnmill run JOB.yaml --evaluate`, or "
-            "leave it out and give the address of a judge as environment.options.judge.url."
+            "spec.rewardModel: an evaluation serves no second model. Evaluate with `turnmill run JOB.yaml --evaluate`, "
+            "or leave it out and give the address of a judge as environment.options.judge.url."
         )
     player = player_class(job)
     job = player.with_episodes(job, episodes=episodes, seed=seed)
