@@ -186,6 +186,7 @@ HARNESS_RULE_VIOLATIONS: dict[str, dict[str, Any]] = {
     "a program and a service": {"agent__url": "http://agent:8000/play"},
     "a function and a program": {"agent__entryPoint": "agents.coder:play"},
     "an interpreter for a program": {"agent__python": "/opt/agent/bin/python"},
+    "a sandbox for a service": {"agent": {"type": "harness", "url": "http://agent:8000/play", "sandbox": {}}},
 }
 
 SFT_RULE_VIOLATIONS: dict[str, dict[str, Any]] = {

@@ -6,10 +6,20 @@ from pydantic import Field
 
 from turnmill.jobs.base_agent import BaseAgent
 from turnmill.jobs.environment import EnvironmentSettings
-from turnmill.jobs.settings import FilePath, Word
+from turnmill.jobs.settings import FilePath, Settings, Word
 from turnmill.jobs.tool_agent import Tokens
 
 Argument = Annotated[str, Field(max_length=4096)]
+
+
+class HarnessSandbox(Settings):
+    """Namespaces of a program's own, with no network but the gateway, and few of the machine's files."""
+
+    paths: Annotated[tuple[FilePath, ...], Field(strict=False, max_length=64)] = ()
+    """Files and folders that the program may read, besides those of the system and of its interpreter."""
+
+    processes: int = Field(default=512, ge=1, le=65_536)
+    """Processes and threads of a program at most."""
 
 
 class HarnessAgent(BaseAgent):
@@ -34,6 +44,11 @@ class HarnessAgent(BaseAgent):
     url: Annotated[str, Field(max_length=1024, pattern=r"^https?://[^\s/]+\S*$")] | None = None
     """In place of `command`: the address of a service that plays trajectories. It gets the task, and the address and
     the key of the gateway, by a `POST` per trajectory, and answers with the result when it is done."""
+
+    sandbox: HarnessSandbox | None = None
+    """Start each program in namespaces of its own, which the machine must allow: it reaches the gateway alone, reads
+    what `paths` names, and writes in its folder. `{}` has the defaults; left out, it is a process like others of the
+    run."""
 
     variables: Annotated[dict[str, Annotated[str, Field(max_length=1024)]], Field(max_length=256)] = Field(
         default_factory=dict

@@ -32,4 +32,12 @@ HARNESS_RULES = (
         way_out=lambda v: "Take it out, or name the interpreter in the command.",
         only=_HARNESS,
     ),
+    Rule(
+        path="agent.sandbox",
+        holds=lambda v: v["spec.agent.sandbox"] is None or v["spec.agent.url"] is None,
+        cel="!has(self.agent.sandbox) || !has(self.agent.url)",
+        sentence="is for programs, and a service is none that the run starts",
+        way_out=lambda v: "Take it out, or give the program as command.",
+        only=_HARNESS,
+    ),
 )

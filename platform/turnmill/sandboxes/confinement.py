@@ -71,14 +71,19 @@ def prepare_filter(barriers: Barriers) -> bytes | None:
     return build_filter(barriers.permissions, 0) if barriers.permissions.signals else None
 
 
-def confine_supervisor(barriers: Barriers, rules: Rules) -> None:
-    """Confine a supervisor as far as its tasks inherit it; it keeps its user, and the rights to watch and end tasks."""
+def forgo_privileges() -> None:
+    """Set the limits that are the same for all, and give up what programs could gain by setuid."""
     with suppress(OSError):  # The first to be killed when the machine runs out of memory.
         Path("/proc/self/oom_score_adj").write_text("1000")
     for kind, bound in _SAME_FOR_ALL.items():
         with suppress(ValueError):  # gVisor does not let all of them be set.
-            _limit(kind, bound, bound)
+            set_limit(kind, bound)
     kernel.forbid_new_privileges()
+
+
+def confine_supervisor(barriers: Barriers, rules: Rules) -> None:
+    """Confine a supervisor as far as its tasks inherit it; it keeps its user, and the rights to watch and end tasks."""
+    forgo_privileges()
     if barriers.has_landlock:
         ruleset = build_ruleset(barriers, rules)
         kernel.landlock_enter(ruleset)
@@ -115,14 +120,15 @@ def apply_limits(limits: Limits, *, base_bytes: int, own_user: bool, cpu: bool =
     if own_user:
         bounds[resource.RLIMIT_NPROC] = limits.processes
     for kind, bound in bounds.items():
-        _limit(kind, bound, bound)
+        set_limit(kind, bound)
     if cpu:
         # The signal comes first; who ignores it is killed a second later.
-        _limit(resource.RLIMIT_CPU, limits.cpu_seconds, limits.cpu_seconds + 1)
+        set_limit(resource.RLIMIT_CPU, limits.cpu_seconds, limits.cpu_seconds + 1)
 
 
-def _limit(kind: int, soft: int, hard: int) -> None:
-    """Set an rlimit, but never above the hard limit of the process."""
+def set_limit(kind: int, soft: int, hard: int | None = None) -> None:
+    """Set an rlimit, by default a hard one, but never above the hard limit of the process."""
+    hard = soft if hard is None else hard
     _, ceiling = resource.getrlimit(kind)
     if ceiling != resource.RLIM_INFINITY:
         soft, hard = min(soft, ceiling), min(hard, ceiling)

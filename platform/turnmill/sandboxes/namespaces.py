@@ -37,10 +37,7 @@ def enter_namespaces(folder: str, packages: list[str], *, network: bool) -> Name
     except OSError:
         try:
             kernel.unshare(flags | kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID)
-            with suppress(PermissionError):  # gVisor has no such file, and maps a group without it.
-                Path("/proc/self/setgroups").write_text("deny")
-            Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-            Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+            map_own_ids(user, group)
         except OSError:
             return Namespaces()
         _continue_in_child()
@@ -50,6 +47,14 @@ def enter_namespaces(folder: str, packages: list[str], *, network: bool) -> Name
         cgroups = _change_root(folder, packages, own_users=own_users)
         own_root = True
     return Namespaces(_pid_namespaces_work(), not network, own_root, cgroups)
+
+
+def map_own_ids(user: int, group: int) -> None:
+    """Give this process the ids that it had before it entered a user namespace."""
+    with suppress(PermissionError):  # gVisor has no such file, and maps a group without it.
+        Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
 
 
 def _continue_in_child() -> None:
@@ -102,7 +107,7 @@ def _change_root(folder: str, packages: list[str], *, own_users: bool) -> bool:
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=1m")
     for path in (*readable_paths(packages), *list_only_paths(packages), *DEVICES):
-        _bind_read_only(root, path)
+        bind_read_only(root, path)
     os.makedirs(f"{root}/tmp", exist_ok=True)
     os.mkdir(root + _ASIDE)
     cgroups = own_users and _mount_cgroups(root + CGROUPS)
@@ -148,7 +153,7 @@ def hide_other_tasks(workspace: str) -> None:
         kernel.remount_read_only(path)
 
 
-def _bind_read_only(root: str, path: str) -> None:
+def bind_read_only(root: str, path: str) -> None:
     """Bind a path into the root, read-only; a symbolic link is created anew, so that it points into the root."""
     target = root + path
     if os.path.lexists(target):

@@ -40,6 +40,9 @@ _ALL_PROCESSES = 0xFFFFFFFF
 """The pid -1 as the target of a signal."""
 
 _REFUSED = NAMES[: NAMES.index("bind")]
+_OF_THE_KERNEL = (*NAMES[: NAMES.index("io_setup")], "open_by_handle_at", "fanotify_init", "fanotify_mark")
+"""Calls on other processes, mounts, namespaces and the machine, and those with a large attack surface."""
+
 _SOCKET_CALLS = ("bind", "listen", "accept", "accept4", "connect")
 _BY_PATH = NAMES[NAMES.index("chmod") : NAMES.index("truncate")]
 _PIPE_CALLS = ("splice", "tee", "vmsplice", "sendfile")
@@ -77,7 +80,27 @@ def build_filter(permissions: Permissions, own_pid: int, machine: str | None = N
 
     Raises NotImplementedError on architectures whose system call numbers are not known.
     """
-    machine = machine or platform.machine()
+    return _assembled(_blocks(permissions, own_pid), machine or platform.machine())
+
+
+def build_program_filter(machine: str | None = None) -> bytes:
+    """Build the filter for a program in namespaces of its own, which keeps it from the kernel's inner calls.
+
+    Raises NotImplementedError on architectures whose system call numbers are not known.
+    """
+    refuse = [_refuse(errno.EPERM)]
+    blocks = dict.fromkeys(_OF_THE_KERNEL, refuse)
+    blocks["clone3"] = [_refuse(errno.ENOSYS)]  # Its flags lie in memory; glibc falls back to clone.
+    blocks["clone"] = [
+        _load_argument(0),
+        (_JUMP_BITS, 0, 1, _CLONE_NAMESPACES),
+        _refuse(errno.EPERM),
+        *_allow(),
+    ]
+    return _assembled(blocks, machine or platform.machine())
+
+
+def _assembled(calls: dict[str, list[Instruction]], machine: str) -> bytes:
     if machine not in _AUDIT:
         raise NotImplementedError(f"system call numbers are known for {', '.join(_AUDIT)}, not for {machine}")
     program: list[Instruction] = [
@@ -88,7 +111,7 @@ def build_filter(permissions: Permissions, own_pid: int, machine: str | None = N
         (_JUMP_ABOVE, 0, 1, _HIGHEST),
         _refuse(errno.ENOSYS),
     ]
-    blocks = [(number_of(name, machine), block) for name, block in _blocks(permissions, own_pid).items()]
+    blocks = [(number_of(name, machine), block) for name, block in calls.items()]
     program += _search(sorted((number, block) for number, block in blocks if number is not None))
     return b"".join(struct.pack("HBBI", *instruction) for instruction in program)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from turnmill.core.errors import EpisodeError
+from turnmill.core.errors import EpisodeError, SandboxError, SettingsError
 from turnmill.core.trajectory import EpisodeFailure, TrajectoryOutcome, Turn
 from turnmill.gateway.answers import Answer, AnswerRequest
 from turnmill.gateway.app import create_app
@@ -23,11 +23,14 @@ from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.harness.engine import EpisodeEngine
 from turnmill.rollout.harness.episode import EpisodeResult, HarnessEpisode
 from turnmill.rollout.harness.program import PYTHON, Ended, entry_point_command, filled, import_paths, run_program
+from turnmill.rollout.harness.sandboxed import URL as SANDBOX_URL
+from turnmill.rollout.harness.sandboxed import run_sandboxed
 from turnmill.rollout.harness.service import ask_service, listen_towards
 from turnmill.rollout.journal import Journal, NoJournal
 from turnmill.rollout.rewards import require_finite
 from turnmill.rollout.task_sources import TaskSources
 from turnmill.rollout.verl_types import LLMClient, SamplingParams
+from turnmill.sandboxes.program import make_folders, require_namespaces
 from turnmill.tasks import Task
 
 MODEL_NAME = "policy"
@@ -62,7 +65,10 @@ class HarnessLoop:
         self._episodes: dict[str, HarnessEpisode] = {}
         """Episodes in flight by their keys."""
 
+        self._app = create_app(self)
         self._server: HttpServer | None = None
+        if self.agent.sandbox is not None:
+            _require_namespaces()
 
     # ---- the gateway ----
 
@@ -76,7 +82,7 @@ class HarnessLoop:
         """Return the gateway, which only a service on another machine reaches from outside of this one."""
         if self._server is None:
             listener = listen_towards(self.agent.url) if self.agent.url is not None else None
-            self._server = HttpServer(create_app(self), listener)
+            self._server = HttpServer(self._app, listener)
             self._server.start()
         return self._server
 
@@ -137,7 +143,8 @@ class HarnessLoop:
 
     async def _run_agent(self, episode: HarnessEpisode, trajectory: Trajectory) -> Ended:
         """Let the agent play an episode, under a key that is valid as long as it does."""
-        key, url = secrets.token_urlsafe(24), self._serve().url
+        key = secrets.token_urlsafe(24)
+        url = self._serve().url if self.agent.sandbox is None else SANDBOX_URL
         self._episodes[key] = episode
         try:
             with episode.timing.measure("tools"):
@@ -154,24 +161,33 @@ class HarnessLoop:
             await trajectory.close()
 
     async def _run_program(self, task: Task, url: str, key: str, *, stop: asyncio.Event) -> Ended:
+        sandbox = self.agent.sandbox
         with TemporaryDirectory(prefix="turnmill-harness-", ignore_cleanup_errors=True) as folder:
+            workspace = folder if sandbox is None else make_folders(folder)
             values = {
                 "prompt": _prompt(task),
                 "model": MODEL_NAME,
                 "url": url,
                 "key": key,
-                "workspace": folder,
+                "workspace": workspace,
                 "python": PYTHON,
             }
             command, paths = self.agent.command or (), {}
             if self.agent.entry_point is not None:
                 command = entry_point_command(self.agent.entry_point, self.agent.python)
                 paths = import_paths(self.agent.python)
+            words, fields = filled(command, values), _task_fields(task)
+            variables = _addresses(url, key) | paths | self.agent.variables
+            if sandbox is not None:
+                return await run_sandboxed(
+                    words, self.agent, self._app, folder=folder, workspace=workspace, task=fields, variables=variables,
+                    stop=stop,
+                )  # fmt: skip
             return await run_program(
-                filled(command, values),
-                task=_task_fields(task),
-                variables=_addresses(url, key) | paths | self.agent.variables,
-                workspace=Path(folder),
+                words,
+                task=fields,
+                variables=variables,
+                workspace=Path(workspace),
                 timeout_seconds=self.agent.timeout_seconds,
                 stop=stop,
             )
@@ -202,6 +218,14 @@ class HarnessLoop:
         position = TurnPosition(episode.name, episode.task.number, len(turns), episode.step)
         end = TurnRecord.of_failure(failure.cause, failure.message, position)
         self.log.append([*turns, end], validation=episode.validate)
+
+
+def _require_namespaces() -> None:
+    """Raise SettingsError if this machine has no sandbox for programs."""
+    try:
+        require_namespaces()
+    except SandboxError as error:
+        raise SettingsError(f"spec.agent.sandbox: {error}") from error
 
 
 def _prompt(task: Task) -> str:

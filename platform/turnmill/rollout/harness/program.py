@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,8 +87,12 @@ async def run_program(
     workspace: Path,
     timeout_seconds: float,
     stop: asyncio.Event,
+    descriptors: Collection[int] = (),
 ) -> Ended:
-    """Run a program until it exits, its time is over, or `stop` is set. Raises HarnessError if it does not start."""
+    """Run a program, which inherits the descriptors, until it exits, its time is over, or `stop` is set.
+
+    Raises HarnessError if it does not start.
+    """
     folders = {"HOME": str(workspace), "TMPDIR": str(workspace)}
     # Files, no pipes: children that outlive the program would keep pipes open.
     with TemporaryFile() as given, TemporaryFile() as output, TemporaryFile() as errors:
@@ -104,6 +108,7 @@ async def run_program(
                 stderr=errors,
                 # A process group, which is killed whole.
                 start_new_session=True,
+                pass_fds=descriptors,
                 preexec_fn=forking.die_with_parent,
             )
         except (OSError, ValueError) as error:

@@ -2,10 +2,12 @@
 
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from turnmill.core.errors import SandboxError
 from turnmill.jobs.harness_agent import HarnessAgent
-from turnmill.jobs.problems import Problem
+from turnmill.jobs.problems import MISSING, Problem
 from turnmill.jobs.values import Values
 from turnmill.training.agent_kinds import checks
 from turnmill.training.agent_kinds.base import AgentKind
@@ -30,11 +32,28 @@ class HarnessKind(AgentKind[HarnessAgent]):
         yield from checks.task_problems(values, as_json=True)
         if (target := values["spec.agent.entryPoint"]) is not None:
             yield from _entry_point_problems(target, values["spec.agent.python"])
+        if values["spec.agent.sandbox"] is not None:
+            yield from _sandbox_problems(values["spec.agent.sandbox.paths"])
 
     @classmethod
     def warm_start_problems(cls, values: Values) -> Iterator[Problem]:
         """Yield a problem if the tasks have no demonstrations."""
         yield from checks.demonstration_problems(values)
+
+
+def _sandbox_problems(paths: Sequence[str]) -> Iterator[Problem]:
+    """Yield a problem for each path that is not there, and one if this machine has no namespaces for programs."""
+    from turnmill.sandboxes.program import require_namespaces
+
+    for number, path in enumerate(paths):
+        if not Path(path).exists():
+            way_out = "Correct it, or take it out."
+            yield Problem(f"spec.agent.sandbox.paths[{number}]", path, "is not there", way_out)
+    try:
+        require_namespaces()
+    except SandboxError as error:
+        reason, _, way_out = str(error).partition(". ")
+        yield Problem("spec.agent.sandbox", MISSING, f"cannot be had on this machine: {reason}", way_out)
 
 
 def _entry_point_problems(target: str, python: str | None) -> Iterator[Problem]:
