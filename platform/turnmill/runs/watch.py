@@ -30,7 +30,8 @@ def watch(future: Any, job: AgentTrainingJob, folder: RunFolder, report: Report)
     # By the monotonic clock, which stops while the machine sleeps and is never set.
     beat, beaten_at = folder.last_beat(), time.monotonic()
     while True:
-        ready, _ = ray.wait([future], timeout=POLL_SECONDS)
+        # Ray waits until a time of day: after a step back of the clock, for as long as the step is.
+        ready, _ = ray.wait([future], timeout=0)
         progress = read_progress(folder)
         if progress is not None and progress != shown:
             report(progress)
@@ -49,6 +50,7 @@ def watch(future: Any, job: AgentTrainingJob, folder: RunFolder, report: Report)
                 "`--resume` carries on from the last checkpoint.",
                 "stalled",
             )
+        time.sleep(POLL_SECONDS)
 
 
 def _result(future: Any, folder: RunFolder) -> Any:

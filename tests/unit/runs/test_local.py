@@ -131,6 +131,23 @@ def test_a_run_without_progress_is_stalled(tmp_path, monkeypatch):
         watch("run", parse_job(job()), folder, lambda _: None)
 
 
+def test_a_clock_that_is_set_back_does_not_stop_the_watch(tmp_path, monkeypatch):
+    """Ray's deadlines are times of day: until one of them, it may wait for an hour more."""
+    folder = RunFolder(tmp_path)
+    folder.create()
+    waits: list[float] = []
+
+    def wait(_: object, *, timeout: float) -> tuple[list[str], list[str]]:
+        waits.append(timeout)
+        return (["run"], []) if len(waits) == 3 else ([], ["run"])
+
+    monkeypatch.setattr("ray.wait", wait)
+    monkeypatch.setattr("ray.get", lambda _: "done")
+
+    assert watch("run", parse_job(job()), folder, lambda _: None) == "done"
+    assert waits == [0, 0, 0]
+
+
 class Clock:
     """A run whose time passes between the polls of its supervision: `(seconds, what then happens)` in turn."""
 
