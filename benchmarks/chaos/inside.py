@@ -207,6 +207,7 @@ class Run:
     def _note(self, fault: Fault) -> None:
         self.injected.append(self._now())
         self.kinds.append(fault.name)
+        print(f"{self.injected[-1]:.1f} s: {fault.name}", flush=True)
 
 
 def _mount(folder: Path, size: str) -> None:
