@@ -32,6 +32,7 @@ from turnmill.runs.preparation import (
 )
 from turnmill.runs.server_process import require_access
 from turnmill.runs.services import services
+from turnmill.runs.still_workers import still_workers_killed
 from turnmill.runs.watch import Report, start_silence, watch
 from turnmill.training import accelerators
 from turnmill.training.recorder import ATTEMPT
@@ -120,7 +121,11 @@ def _train(
     write_progress(folder, starting)
     report(starting)
     # For this attempt only: the next one first removes everything that is left of it.
-    with services(job, folder, owner) as addresses, _ray_cluster(job, device, owner, folder):
+    with (
+        services(job, folder, owner) as addresses,
+        _ray_cluster(job, device, owner, folder),
+        still_workers_killed(owner.mark),
+    ):
         import ray
 
         accelerators.require(job, wait_seconds=LOCAL_DEVICES_SECONDS)

@@ -1,0 +1,99 @@
+"""Agent loop workers that stand still are killed, and no others."""
+
+import importlib
+import os
+import pkgutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import turnmill.rollout
+from support.server_process import eventually
+from turnmill.core.process_mark import PROCESS_MARK
+from turnmill.rollout.trajectory_worker import TrajectoryWorker
+from turnmill.runs import still_workers
+from turnmill.runs.still_workers import REPLACEABLE, still_workers_killed
+
+MARK, OTHER_MARK = "a" * 32, "b" * 32
+
+# As in a worker of Ray's, threads of its own run while the main thread waits.
+WORKER = """
+import threading, time
+threading.Thread(target=lambda: [time.sleep(0.01) for _ in range(60_000)], daemon=True).start()
+print("up", flush=True)
+threading.Event().wait(600)
+"""
+
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a process with a title and a mark."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(title: str, *, mark: str = MARK, code: str = WORKER) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [title, "-c", code],
+            executable=sys.executable,
+            env=os.environ | {PROCESS_MARK: mark},
+            stdout=subprocess.PIPE,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_of_all_processes_only_a_replaceable_worker_that_stands_still_is_killed(start, monkeypatch):
+    monkeypatch.setattr(still_workers, "LOOK_SECONDS", 0.1)
+    still = start("ray::ToolLoopWorker.run_row")
+    others = [start("ray::TurnLoopWorker"), start("ray::EngineServer"), start("ray::ToolLoopWorker", mark=OTHER_MARK)]
+    working = start("ray::ToolLoopWorker")
+    for process in (still, *others):
+        process.send_signal(signal.SIGSTOP)
+
+    with still_workers_killed(MARK):
+        assert eventually(lambda: still.poll() is not None, seconds=60)
+
+    assert still.returncode == -signal.SIGKILL
+    assert [process.poll() for process in (*others, working)] == [None] * 4
+
+
+def test_a_worker_that_goes_on_in_time_is_kept(start, monkeypatch):
+    monkeypatch.setattr(still_workers, "LOOK_SECONDS", 0.1)
+    looks: list[int] = []
+    look = still_workers.activity
+    worker = start("ray::ToolLoopWorker")
+    worker.send_signal(signal.SIGSTOP)
+
+    def seen(pid: int) -> str:
+        looks.append(pid)
+        if len(looks) == 3:
+            worker.send_signal(signal.SIGCONT)
+        return look(pid)
+
+    monkeypatch.setattr(still_workers, "activity", seen)
+    with still_workers_killed(MARK):
+        assert eventually(lambda: len(looks) > 10, seconds=60)
+
+    assert worker.poll() is None
+
+
+def test_replaceable_are_the_workers_whose_trajectories_others_carry_on():
+    for module in pkgutil.walk_packages(turnmill.rollout.__path__, "turnmill.rollout."):
+        if module.name.endswith("worker"):
+            importlib.import_module(module.name)
+
+    assert {worker.__name__ for worker in TrajectoryWorker.__subclasses__()} == set(REPLACEABLE)
