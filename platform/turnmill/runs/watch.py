@@ -53,6 +53,15 @@ def watch(future: Any, job: AgentTrainingJob, folder: RunFolder, report: Report)
         time.sleep(POLL_SECONDS)
 
 
+def folder_failure(folder: RunFolder, problem: str) -> RunFailedError:
+    """Return the failure of a run whose folder cannot be written to."""
+    return RunFailedError(
+        f"The run folder cannot be written to: {problem}: {folder.path}. Mend that; "
+        "`--resume` carries on from the last checkpoint.",
+        "run_folder",
+    )
+
+
 def _result(future: Any, folder: RunFolder) -> Any:
     import ray
 
@@ -66,11 +75,7 @@ def _result(future: Any, folder: RunFolder) -> Any:
             raise RunFailedError(str(cause), "settings") from None
         # Every process of a run writes there, and what breaks first has many faces.
         if (problem := folder.write_problem()) is not None:
-            raise RunFailedError(
-                f"The run folder cannot be written to: {problem}: {folder.path}. Mend that; "
-                "`--resume` carries on from the last checkpoint.",
-                "run_folder",
-            ) from error
+            raise folder_failure(folder, problem) from error
         log.error("Trainer broke", exc_info=error)
         last_line = str(error).strip().rsplit("\n", 1)[-1]
         raise RunFailedError(f"{last_line} (whole traceback in {folder.logs})", "trainer") from error
