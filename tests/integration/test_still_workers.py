@@ -12,6 +12,7 @@ import pytest
 
 import turnmill.rollout
 from support.server_process import eventually
+from turnmill.core import activity
 from turnmill.core.process_mark import PROCESS_MARK
 from turnmill.rollout.trajectory_worker import TrajectoryWorker
 from turnmill.runs import still_workers
@@ -21,8 +22,9 @@ MARK, OTHER_MARK = "a" * 32, "b" * 32
 
 # As in a worker of Ray's, threads of its own run while the main thread waits.
 WORKER = """
-import threading, time
-threading.Thread(target=lambda: [time.sleep(0.01) for _ in range(60_000)], daemon=True).start()
+import threading
+from turnmill.core.activity import show_activity
+show_activity()
 print("up", flush=True)
 threading.Event().wait(600)
 """
@@ -40,7 +42,7 @@ def start() -> Iterator[Start]:
         process = subprocess.Popen(
             [title, "-c", code],
             executable=sys.executable,
-            env=os.environ | {PROCESS_MARK: mark},
+            env=os.environ | {PROCESS_MARK: mark, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdout=subprocess.PIPE,
         )
         started.append(process)
@@ -57,7 +59,7 @@ def start() -> Iterator[Start]:
 
 
 def test_of_all_processes_only_a_replaceable_worker_that_stands_still_is_killed(start, monkeypatch):
-    monkeypatch.setattr(still_workers, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(still_workers, "LOOK_SECONDS", 0.5)
     still = start("ray::ToolLoopWorker.run_row")
     others = [start("ray::TurnLoopWorker"), start("ray::EngineServer"), start("ray::ToolLoopWorker", mark=OTHER_MARK)]
     working = start("ray::ToolLoopWorker")
@@ -72,9 +74,9 @@ def test_of_all_processes_only_a_replaceable_worker_that_stands_still_is_killed(
 
 
 def test_a_worker_that_goes_on_in_time_is_kept(start, monkeypatch):
-    monkeypatch.setattr(still_workers, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(still_workers, "LOOK_SECONDS", 0.5)
     looks: list[int] = []
-    look = still_workers.activity
+    look = activity.activity
     worker = start("ray::ToolLoopWorker")
     worker.send_signal(signal.SIGSTOP)
 
@@ -84,7 +86,7 @@ def test_a_worker_that_goes_on_in_time_is_kept(start, monkeypatch):
             worker.send_signal(signal.SIGCONT)
         return look(pid)
 
-    monkeypatch.setattr(still_workers, "activity", seen)
+    monkeypatch.setattr(activity, "activity", seen)
     with still_workers_killed(MARK):
         assert eventually(lambda: len(looks) > 10, seconds=60)
 

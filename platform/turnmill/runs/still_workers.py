@@ -7,24 +7,20 @@ import logging
 import re
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from turnmill.core.activity import Stillness
 from turnmill.core.process_mark import PROCESS_MARK
 from turnmill.runs.processes import send_signal
 
 LOOK_SECONDS, STILL_LOOKS = 1.0, 3
-"""Time between two looks at a worker, and looks in a row at which it has done nothing since the one before: one alone
-may have met a machine that was frozen."""
 
 REPLACEABLE = ("ToolLoopWorker", "MultiTurnWorker", "HarnessWorker", "GrlLoopWorker", "EpisodeLoopWorker")
 """Classes of workers whose trajectories others carry on; the death of another one would fail the attempt."""
 
 _TITLE = re.compile(rb"ray::(\w+)")
-_SWITCHES = re.compile(r"ctxt_switches:\s+(\d+)")
-# Of /proc/PID/stat, counted after the name of the program: proc_pid_stat(5).
-_STATE, _USER_TIME = 0, 11
 
 log = logging.getLogger(__name__)
 
@@ -43,17 +39,12 @@ def still_workers_killed(mark: str) -> Iterator[None]:
 
 
 def _watch(mark: str, over: threading.Event) -> None:
-    seen: Mapping[int, tuple[str, int]] = {}
+    stillness = Stillness()
     while not over.wait(LOOK_SECONDS):
-        looks = {}
         for pid in _workers(mark):
-            before, number = seen.get(pid, ("", 0))
-            done = activity(pid)
-            looks[pid] = (done, number + 1 if done and done == before else 0)
-            if looks[pid][1] == STILL_LOOKS:
+            if stillness.look(pid) == STILL_LOOKS:
                 log.warning("Agent loop worker stands still and is killed", extra={"process_id": pid})
                 send_signal(pid, signal.SIGKILL)
-        seen = looks
 
 
 def _workers(mark: str) -> Iterator[int]:
@@ -66,23 +57,3 @@ def _workers(mark: str) -> Iterator[int]:
                 yield int(entry.name)
         except OSError:
             continue
-
-
-def activity(pid: int) -> str:
-    """Return how much a process has done, which differs as soon as one of its threads has run.
-
-    Empty if it is to run now, or waits for a disk: then it is not to blame. Threads of a Ray worker run a hundred times
-    a second even while it has nothing to do.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        if fields[_STATE] in "RD":
-            return ""
-        switches = [
-            int(number)
-            for status in Path(f"/proc/{pid}/task").glob("*/status")
-            for number in _SWITCHES.findall(status.read_text())
-        ]
-    except OSError:
-        return ""
-    return f"{fields[_USER_TIME]} {fields[_USER_TIME + 1]} {sum(switches)}" if any(switches) else ""
