@@ -6,18 +6,22 @@ import pkgutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
 import turnmill.rollout
+from support.jobs import job, tool_job
 from support.server_process import eventually
 from turnmill.core import activity
 from turnmill.core.process_mark import PROCESS_MARK
+from turnmill.jobs import parse_job
 from turnmill.rollout.trajectory_worker import TrajectoryWorker
 from turnmill.runs import still_workers
-from turnmill.runs.still_workers import REPLACEABLE, still_workers_killed
+from turnmill.runs.still_workers import still_workers_killed
 
+JOB = parse_job(tool_job())
 MARK, OTHER_MARK = "a" * 32, "b" * 32
 
 # As in a worker of Ray's, threads of its own run while the main thread waits.
@@ -58,19 +62,26 @@ def start() -> Iterator[Start]:
         process.stdout.close()
 
 
-def test_of_all_processes_only_a_replaceable_worker_that_stands_still_is_killed(start, monkeypatch):
+@pytest.mark.parametrize("title", ["ray::ToolLoopWorker", "ray::AgentLoopWorkerTQ.ended_prompts"])
+def test_of_all_processes_only_a_worker_that_stands_still_is_killed(start, monkeypatch, title):
     monkeypatch.setattr(still_workers, "LOOK_SECONDS", 0.5)
-    still = start("ray::ToolLoopWorker.run_row")
-    others = [start("ray::TurnLoopWorker"), start("ray::EngineServer"), start("ray::ToolLoopWorker", mark=OTHER_MARK)]
-    working = start("ray::ToolLoopWorker")
+    still, working = start(title), start("ray::ToolLoopWorker")
+    others = [start("ray::RewardLoopWorker"), start("ray::EngineServer"), start("ray::ToolLoopWorker", mark=OTHER_MARK)]
     for process in (still, *others):
         process.send_signal(signal.SIGSTOP)
 
-    with still_workers_killed(MARK):
+    with still_workers_killed(JOB, MARK):
         assert eventually(lambda: still.poll() is not None, seconds=60)
 
     assert still.returncode == -signal.SIGKILL
     assert [process.poll() for process in (*others, working)] == [None] * 4
+
+
+def test_workers_whose_trajectories_no_other_can_resume_are_kept(monkeypatch):
+    monkeypatch.setattr(still_workers, "_watch", lambda *_: pytest.fail("nothing is to be watched"))
+
+    with still_workers_killed(parse_job(job()), MARK):
+        assert not [thread for thread in threading.enumerate() if thread.name == "still-workers"]
 
 
 def test_a_worker_that_goes_on_in_time_is_kept(start, monkeypatch):
@@ -87,15 +98,17 @@ def test_a_worker_that_goes_on_in_time_is_kept(start, monkeypatch):
         return look(pid)
 
     monkeypatch.setattr(activity, "activity", seen)
-    with still_workers_killed(MARK):
+    with still_workers_killed(JOB, MARK):
         assert eventually(lambda: len(looks) > 10, seconds=60)
 
     assert worker.poll() is None
 
 
-def test_replaceable_are_the_workers_whose_trajectories_others_carry_on():
+def test_all_workers_whose_trajectories_others_carry_on_are_known_by_their_titles():
     for module in pkgutil.walk_packages(turnmill.rollout.__path__, "turnmill.rollout."):
         if module.name.endswith("worker"):
             importlib.import_module(module.name)
+    titles = {f"ray::{worker.__name__}".encode() for worker in TrajectoryWorker.__subclasses__()}
 
-    assert {worker.__name__ for worker in TrajectoryWorker.__subclasses__()} == set(REPLACEABLE)
+    # That of verlog's episodes has no store to carry them on from.
+    assert {title for title in titles if not still_workers._TITLE.match(title)} == {b"ray::EpisodeLoopWorker"}

@@ -149,7 +149,7 @@ def _train(
     with (
         services(job, folder, owner) as addresses,
         _ray_cluster(job, device, owner, folder),
-        still_workers_killed(owner.mark),
+        still_workers_killed(job, owner.mark),
     ):
         import ray
 

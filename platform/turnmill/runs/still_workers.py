@@ -13,21 +13,24 @@ from pathlib import Path
 
 from turnmill.core.activity import Stillness
 from turnmill.core.process_mark import PROCESS_MARK
+from turnmill.jobs import AgentTrainingJob
 from turnmill.runs.processes import send_signal
+from turnmill.training.agent_kinds import agent_kind
 
 LOOK_SECONDS, STILL_LOOKS = 1.0, 3
 
-REPLACEABLE = ("ToolLoopWorker", "MultiTurnWorker", "HarnessWorker", "GrlLoopWorker", "EpisodeLoopWorker")
-"""Classes of workers whose trajectories others carry on; the death of another one would fail the attempt."""
-
-_TITLE = re.compile(rb"ray::(\w+)")
+# Ray's title has the class, and in a method that of the method: often verl's. verl's workers of rewards are none.
+_TITLE = re.compile(rb"ray::(AgentLoopWorker\w*|(Tool|Grl)?LoopWorker|(Trajectory|MultiTurn|Harness)Worker)\b")
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def still_workers_killed(mark: str) -> Iterator[None]:
-    """Kill workers with a mark that stand still, while the context lasts."""
+def still_workers_killed(job: AgentTrainingJob, mark: str) -> Iterator[None]:
+    """Kill workers with a mark that stand still, while the context lasts, if others can resume their trajectories."""
+    if not agent_kind(job.spec.agent).uses_store:
+        yield
+        return
     over = threading.Event()
     watcher = threading.Thread(target=_watch, args=(mark, over), daemon=True, name="still-workers")
     watcher.start()
@@ -48,12 +51,12 @@ def _watch(mark: str, over: threading.Event) -> None:
 
 
 def _workers(mark: str) -> Iterator[int]:
-    """Yield the processes of replaceable workers with a mark."""
+    """Yield the processes of agent loop workers with a mark."""
     needle = f"{PROCESS_MARK}={mark}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            title = _TITLE.match((entry / "cmdline").read_bytes())
-            if title and title[1].decode() in REPLACEABLE and needle in (entry / "environ").read_bytes().split(b"\0"):
+            is_worker = _TITLE.match((entry / "cmdline").read_bytes()) is not None
+            if is_worker and needle in (entry / "environ").read_bytes().split(b"\0"):
                 yield int(entry.name)
         except OSError:
             continue
