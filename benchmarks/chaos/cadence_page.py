@@ -24,10 +24,10 @@ cadence, seed and round. A round begins with an undisturbed run of the same step
   fault, at a random moment and of a random kind, all kinds alike; both follow from the seed. One that finds nothing to
   hurt, such as a process that is only being started, is replaced by the next of the draw. Intervals go on while a run
   starts again.
-- **Groups.** `{ALL}` has all faults below but *{"* and *".join(ONCE)}*: the first undoes what the store has confirmed,
-  the second needs a moment of its own. `{AROUND}` leaves out those of the trainer and the engine. A step of this task
-  takes two to four seconds and a start half a minute, which is ten or more steps; where a step takes minutes, the
-  same start is a part of one. So `{ALL}` says what a start costs, and `{AROUND}` what all else does.
+- **Groups.** `{ALL}` has all faults below but *{"* and *".join(ONCE)}*: the first undoes what
+  the store has confirmed, the second needs a moment of its own. `{AROUND}` leaves out those of the trainer and the
+  engine. A step of this task takes two to four seconds and a start half a minute, which is ten or more steps; where a
+  step takes minutes, the same start is a part of one. `{ALL}` says what a start costs, `{AROUND}` what all else does.
 - **Durations.** A fault that passes lasts for half of an interval at most (`LONGEST_PART` is {LONGEST_PART}), else as
   below; calls fail for {SPELL_SECONDS:.0f} s. The clock jumps between three times of day, an hour apart.
 - **Set-up.** Tool server and store are started by the benchmark, with turnmill's own classes and so with the watch that

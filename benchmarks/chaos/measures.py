@@ -220,11 +220,12 @@ def own_ettr(record: Record, steps: int) -> float | None:
 def lost_seconds(record: Record, step: float) -> list[float]:
     """Return for each fault how much longer than `step` seconds steps took because of it.
 
-    A step's delay is that of the faults in it, in equal parts; without one, of the last fault before.
+    A step's delay is that of the faults in it, in equal parts; without one, of the last fault before. The end of a run
+    that failed is that of a step.
     """
     lost = [0.0] * len(record.faults)
     begin = record.first_effect or 0.0
-    for end in record.steps:
+    for end in (*record.steps, *([] if record.exit_code == 0 else [record.seconds])):
         before = [number for number, moment in enumerate(record.faults) if moment < end]
         blamed = [number for number in before if record.faults[number] >= begin] or before[-1:]
         for number in blamed:

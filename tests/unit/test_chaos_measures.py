@@ -120,6 +120,8 @@ def test_delays_are_the_cost_of_the_faults_in_the_same_step_else_of_the_last_one
 
     # 30 to 45 is late by 5 s; 45 to 90 by 35 s for two; no fault from 90 on, where the steps take -2 s and 52 s more.
     assert chaos.measures.lost_seconds(run, 10.0) == pytest.approx([5.0, 17.5, 17.5 - 2 + 52, 0.0])
+    failed = record(chaos, exit_code=1, steps=steps[:1], faults=[32.0], seconds=100.0)
+    assert chaos.measures.lost_seconds(failed, 10.0) == pytest.approx([60.0])
 
 
 def test_recovery_ends_with_the_next_step(chaos):
