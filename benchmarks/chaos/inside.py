@@ -178,7 +178,7 @@ class Run:
 
     def _hurt(self) -> None:
         """Wait for the training to begin, and hurt it, once or again and again."""
-        if self.fault.name == "calls fail":
+        if lasts := self.fault.name == "calls fail" and not self.options.every:
             # For the whole run, which has its first call behind it when the fault is noted.
             self._injector.inject(self.fault, seconds=0, patience=0)
         while self.first_effect is None:
@@ -186,7 +186,7 @@ class Run:
         begun = self._now()
         if self.options.every:
             self._repeat(begun)
-        elif self.fault.name == "calls fail":
+        elif lasts:
             self._note(self.fault)
         elif self.fault.name != UNDISTURBED:
             time.sleep(self.options.moment)
