@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from chaos.faults import ALL, AROUND, LONGEST_PART, ONCE, SPELL_SECONDS
+from chaos.faults import ALL, AROUND, LONGEST_PART, ONCE, SPELL_SECONDS, fault, lasting
 from chaos.result import CadenceResult
 from chaos.systems import CADENCE_RETRIES
 
@@ -41,6 +41,8 @@ waits for |
 same time: productive time as a share of all, as for Llama 3. A step that is slow because of a fault counts as \
 productive here; the undisturbed run's is in brackets |
 | lost each | turns lost, for each trajectory that was in flight when a fault came: each fault meets one step's |
+| late s | the seconds by which steps were late, of all faults together |
+| lasted s | for how long faults that pass were there; no recovery saves it where work needs what is gone |
 
 """
 
@@ -49,7 +51,8 @@ What each fault cost: the seconds by which steps were late, on average, and in b
 that of the faults in the same step, in equal parts, else of the last one before it."""
 
 HEADER = ("faults", "every s", "seed", "round", "result", "steps", "number", "turns lost", "lost each",
-          "effects repeated", "rewards faked", "left out", "ETTR", "own ETTR", "undisturbed s", "commit")  # fmt: skip
+          "effects repeated", "rewards faked", "left out", "ETTR", "own ETTR", "undisturbed s", "late s", "lasted s",
+          "commit")  # fmt: skip
 
 
 def section(results: Sequence[CadenceResult], titles: dict[str, str]) -> str:
@@ -88,7 +91,8 @@ def row(result: CadenceResult) -> list[str]:
         result.outcome if result.outcome == "ended" else f"**{result.outcome}**", str(result.steps),
         str(len(result.injected)), str(result.turns_lost), f"{result.turns_lost_each:.2f}",
         str(result.effects_repeated), str(result.rewards_faked), str(result.left_out), f"{result.ettr:.0%}", own,
-        f"{result.undisturbed_seconds:.0f}", f"`{result.commit}`",
+        f"{result.undisturbed_seconds:.0f}", f"{sum(seconds for _, seconds in result.injected):.0f}",
+        f"{sum(lasting(fault(kind), result.every) for kind, _ in result.injected):.0f}", f"`{result.commit}`",
     ]  # fmt: skip
 
 

@@ -189,7 +189,7 @@ def test_a_run_with_repeated_faults_is_on_the_page_with_what_each_has_cost(chaos
     calm = record(chaos, step_times=[9.0] * 4)
     run = record(
         chaos, steps=[30.0, 60.0, 70.0, 80.0], seconds=82.0, step_times=[10.0, 12.0, 10.0, 10.0],
-        faults=[35.0, 65.0], kinds=["stop store", "kill store"], effects=[("a-0", 1, "k")] * 5,
+        faults=[35.0, 65.0], kinds=["stop store", "store cut"], effects=[("a-0", 1, "k")] * 5,
     )  # fmt: skip
     options = argparse.Namespace(steps=4, hang_seconds=300.0)
     monkeypatch.setattr(chaos.result, "CADENCE_RESULTS", tmp_path / "results.jsonl")
@@ -198,7 +198,7 @@ def test_a_run_with_repeated_faults_is_on_the_page_with_what_each_has_cost(chaos
     (tmp_path / "results.jsonl").write_text(json.dumps(dataclasses.asdict(result)) + "\n")
     text = chaos.page.page([], chaos.result.latest_cadences())
 
-    assert "| around | 30 | 0 | 0 | ended | 4 | 2 | 5 | 0.16 | 0 | 0 | 0 | 67% | 70% (90%) | 40 | `abc` |" in text
+    assert "| around | 30 | 0 | 0 | ended | 4 | 2 | 5 | 0.16 | 0 | 0 | 0 | 67% | 70% (90%) | 40 | 20 | 15 |" in text
     assert "- A fault of `around` every 30 s, 2 in all, in one run: ETTR 67%, hung 0, effects repeated 0" in text
     assert "| stop store | 20.0 (1) |" in text
-    assert "| kill store | 0.0 (1) |" in text
+    assert "| store cut | 0.0 (1) |" in text
