@@ -96,7 +96,7 @@ def _with_retries(train: Callable[[], None], job: AgentTrainingJob, folder: RunF
         # The trainer's process inherits it; in a cluster the operator sets it.
         os.environ[ATTEMPT] = str(failed + not_started + 1)
         try:
-            with _full_disk_fails_the_attempt(folder):
+            with _full_disk_fails_the_attempt():
                 if failed or not_started:
                     _start_over(folder, job, owner)
                 train()
@@ -123,13 +123,17 @@ def _start_over(folder: RunFolder, job: AgentTrainingJob, owner: processes.Owner
 
 
 @contextmanager
-def _full_disk_fails_the_attempt(folder: RunFolder) -> Iterator[None]:
+def _full_disk_fails_the_attempt() -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise folder_failure(folder, error.strerror or str(error)) from error
+        # It may be that of the temporary folder.
+        raise RunFailedError(
+            f"A disk of the run is full: {error}. Free some space; `--resume` carries on from the last checkpoint.",
+            "run_folder",
+        ) from error
 
 
 def _train(
