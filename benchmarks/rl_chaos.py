@@ -1,41 +1,37 @@
 """Trains the same tiny model undisturbed and with one fault per run, and says what each fault cost which system.
 
 .venv/bin/python benchmarks/rl_chaos.py run [--systems NAME...] [--faults NAME...] [--seeds NUMBER...]
+.venv/bin/python benchmarks/rl_chaos.py cadence [--every SECONDS...] [--groups all|around|NAME...] [--steps NUMBER]
 .venv/bin/python benchmarks/rl_chaos.py page
 
 `run` adds a line for each run to `benchmarks/results/chaos.jsonl`, and `page` writes `docs/chaos.md` and its pictures
-from them. Each run has namespaces of its own (processes, mounts, network, IPC), which needs Linux and the right to make
-them: what injures a run cannot reach anything else. A fault's moment follows from its name, the seed, and the length of
-an undisturbed run, which comes first. `--faults` takes the beginnings of names.
+from them. `cadence` injects fault after fault into one run, of a group of kinds, and adds its lines to
+`benchmarks/results/chaos_cadence.jsonl`; each round of them begins with an undisturbed run of as many steps. Each run
+has namespaces of its own (processes, mounts, network, IPC), which needs Linux and the right to make them: what injures
+a run cannot reach anything else. A fault's moment follows from its name, the seed, and the length of an undisturbed
+run, which comes first. `--faults` and `--groups` take the beginnings of names.
 """
 
 import argparse
 import itertools
 import json
-import os
-import shutil
 import signal
-import subprocess
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 
-from chaos import page
-from chaos.faults import NAMES, UNDISTURBED, moment
+from chaos import cadence, page
+from chaos.containment import RUNS, BenchmarkError, contained
+from chaos.faults import ALL, AROUND, NAMES, UNDISTURBED, moment
 from chaos.measures import Measured, Record, measure, window
 from chaos.result import RESULTS, Result, latest
 from chaos.systems import MODULES, STEPS, faults_of, system
-from results_file import ROOT, append_result, present_commit
+from results_file import append_result, present_commit
 
-RUNS = ROOT / "runs" / "chaos"
 HANG_SECONDS, LONGEST_SECONDS = 300.0, 1500.0
 MOMENT_PARTS = (1.0, 0.5, 0.25)
 SUBSET = ("kill agent loop", "kill tool server", "calls fail", "stop store")
 """What `make chaos` injects, within half an hour on two cores."""
-
-
-class BenchmarkError(Exception):
-    """The benchmark has no record of a run."""
 
 
 def main() -> None:
@@ -51,12 +47,23 @@ def main() -> None:
     run.add_argument("--hang-seconds", type=float, default=HANG_SECONDS)
     run.add_argument("--longest", type=float, default=LONGEST_SECONDS)
     run.add_argument("--again", action="store_true", help="also what this commit has a result of")
+    again = commands.add_parser("cadence")
+    again.add_argument("--systems", nargs="+", default=["turnmill"], choices=MODULES)
+    again.add_argument("--every", nargs="+", type=float, default=[60.0, 10.0])
+    again.add_argument("--groups", nargs="+", default=[AROUND, ALL])
+    again.add_argument("--seeds", nargs="+", type=int, default=[0])
+    again.add_argument("--rounds", type=int, default=1)
+    again.add_argument("--steps", type=int, default=cadence.STEPS)
+    again.add_argument("--hang-seconds", type=float, default=HANG_SECONDS)
+    again.add_argument("--longest", type=float, default=cadence.LONGEST_SECONDS)
     commands.add_parser("page")
     options = parser.parse_args()
     # The run that is in progress ends with this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if options.command == "run":
         run_all(options)
+    elif options.command == "cadence":
+        cadence.run_all(options)
     else:
         # Not after each run: those that follow would have another state of the files.
         page.write()
@@ -82,7 +89,7 @@ def run_all(options: argparse.Namespace) -> None:
 def hurt(name: str, kind: str, seed: int, after: float, options: argparse.Namespace) -> Record:
     """Return the record of a run with a fault; if it was over before the moment, of one with an earlier moment."""
     for part in MOMENT_PARTS:
-        record = contained(name, kind, seed, after * part, options)
+        record = contained(name, kind, seed, options, moment=after * part)
         if record.faults:
             return record
     raise BenchmarkError("the run was over before the fault")
@@ -99,42 +106,13 @@ def undisturbed(name: str, options: argparse.Namespace, commit: str) -> Record:
     file = RUNS / name / f"undisturbed-{commit}-{options.steps}.json"
     if not file.exists():
         system(name).prepare(RUNS)
-        record = contained(name, UNDISTURBED, 0, 0.0, options)
+        record = contained(name, UNDISTURBED, 0, options)
         measured = measure(record, record, steps=options.steps, hang_seconds=options.hang_seconds)
         keep(name, UNDISTURBED, 0, measured, commit)
         if measured.outcome != "ended":
             sys.exit(f"{name} does not train undisturbed: see {RUNS / name}")
         file.write_text(json.dumps(asdict(record)))
     return Record.from_json(json.loads(file.read_text()))
-
-
-def contained(name: str, kind: str, seed: int, after: float, options: argparse.Namespace) -> Record:
-    """Run in namespaces; the shell is their first process, and takes leave of what others leave behind."""
-    output = RUNS / name / f"{kind.replace(' ', '-')}-{seed}"
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(parents=True)
-    folder = output / "files"
-    folder.mkdir()
-    words = {
-        "system": name, "fault": kind, "seed": seed, "steps": options.steps, "moment": after, "folder": folder,
-        "hang-seconds": options.hang_seconds, "longest": options.longest, "output": output,
-    }  # fmt: skip
-    inside = [sys.executable, "-m", "chaos.inside"]
-    inside += [part for word, value in words.items() for part in (f"--{word}", str(value))]
-    rights = [] if os.geteuid() == 0 else ["--map-root-user"]
-    paths = [ROOT / each for each in ("platform", "operator", "tests", "benchmarks")]
-    variables = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "CHAOS_INSIDE": "1", "OMP_NUM_THREADS": "1"}
-    with (output / "benchmark.txt").open("wb") as log:
-        subprocess.run(
-            ["unshare", *rights, "--net", "--pid", "--mount", "--ipc", "--fork", "--kill-child", "--mount-proc", "--",
-             "bash", "-c", '"$@"; exit $?', "bash", *inside],
-            env=os.environ | variables,
-            cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False,
-        )  # fmt: skip
-    found = output / "record.json"
-    if not found.exists():
-        raise BenchmarkError(f"the benchmark itself failed:\n{(output / 'benchmark.txt').read_text()[-3000:]}")
-    return Record.from_json(json.loads(found.read_text()))
 
 
 def keep(name: str, kind: str, seed: int, measured: Measured, commit: str) -> None:

@@ -1,11 +1,26 @@
 """The faults, and the moments at which they are injected."""
 
+import itertools
 import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 UNDISTURBED = "none"
 FIRST, LAST = 0.05, 0.75
 """Part of the undisturbed training in which a fault may come: enough is left to show how a run goes on."""
+
+ALL, AROUND = "all", "around"
+"""Groups of faults that come again and again: all of them, and those that leave trainer and engine alone."""
+
+CENTRE = ("trainer", "engine", "engine core")
+ONCE = ("store tail lost", "transfer cut")
+"""Faults that are not repeated: one undoes what the store has confirmed, one waits for a moment of its own."""
+
+LONGEST_PART = 0.5
+"""Part of the time between two faults that one of them lasts at most."""
+
+SPELL_SECONDS = 20.0
+"""How long calls fail where faults are repeated."""
 
 
 @dataclass(frozen=True)
@@ -66,3 +81,30 @@ def chance(name: str, seed: int) -> random.Random:
 def moment(name: str, seed: int, window: float) -> float:
     """Return the seconds from the first call of a tool to the fault, within an undisturbed training of `window`."""
     return chance(name, seed).uniform(FIRST, LAST) * window
+
+
+def repeated(group: str, faults: Sequence[Fault]) -> list[Fault]:
+    """Return those faults of a system that come again and again in a group, or whose name begins with its name."""
+    names = [each for each in faults if each.name not in ONCE]
+    if group == ALL:
+        return names
+    if group == AROUND:
+        return [each for each in names if each.part not in CENTRE]
+    return [each for each in names if each.name.startswith(group)]
+
+
+def lasting(fault: Fault, every: float) -> float:
+    """Return the seconds that a fault lasts which comes every so many seconds; 0 for one that is over at once."""
+    seconds = SPELL_SECONDS if fault.name == "calls fail" else fault.seconds
+    return min(seconds, every * LONGEST_PART)
+
+
+def draws(seed: int, every: float, faults: Sequence[Fault]) -> Iterator[tuple[float, list[Fault]]]:
+    """Yield, without end, a moment of each interval and all faults in the order of the draw.
+
+    The first one comes; the others are for the case that it finds nothing to hurt, such as a process that is only being
+    started.
+    """
+    chance = random.Random(f"every {every:g} s/{seed}")
+    for number in itertools.count():
+        yield (number + chance.random()) * every, chance.sample(faults, len(faults))

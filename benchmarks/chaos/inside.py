@@ -12,27 +12,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from chaos import processes
 from chaos.effects import EFFECTS_VARIABLE
-from chaos.faults import Fault, chance, fault
+from chaos.faults import UNDISTURBED, Fault, chance, draws, fault, lasting, repeated
+from chaos.injection import LOOK_SECONDS, Injector, clock_variables
 from chaos.measures import Record
 from chaos.proxy import ToolProxy
-from chaos.store import FaultyStore
-from chaos.systems import Given, System, system
+from chaos.store import FaultyStore, WatchedStore, WiredStore
+from chaos.systems import CADENCE_RETRIES, RETRIES, Given, System, faults_of, system
 
 from support.contained_tests import bring_loopback_up
 from turnmill.core.ports import free_port
 
-LOOK_SECONDS = 0.1
-SLOW_ANSWER_SECONDS = 0.2
 FIND_SECONDS = 60.0
-CLOCK_STEP_SECONDS = 3600
-CLOCK = Path("/dev/shm/clock")
 RUN_SPACE = "400m"
 ROOT = Path(__file__).resolve().parents[2]
 COLOUR = re.compile(r"\x1b\[\d+m")
@@ -44,31 +40,39 @@ class Run:
     def __init__(self, options: argparse.Namespace) -> None:
         self.system: System = system(options.system)
         self.fault: Fault = fault(options.fault)
+        self.faults = repeated(options.fault, faults_of(options.system)) if options.every else [self.fault]
+        """Faults that may come."""
+
         self.chance = chance(options.fault, options.seed)
         self.folder: Path = options.folder
         self.effects: Path = options.output / "effects.jsonl"
         self.options = options
         self.proxy: ToolProxy | None = None
-        self.store: FaultyStore | None = None
+        self.store: WiredStore | None = None
         self.steps: list[float] = []
         self.first_effect: float | None = None
         self.injected: list[float] = []
+        self.kinds: list[str] = []
         self._begun = time.monotonic()
         self._ended = threading.Event()
 
     def record(self) -> Record:
         """Run to the end, or to the end of patience."""
+        os.environ[EFFECTS_VARIABLE] = str(self.effects)
+        if self.fault.name == "clock step" or self.options.repeats:
+            os.environ.update(clock_variables())
         given = self._given()
+        self._injector = Injector(self.system, self.folder, self.chance, self.proxy, self.store)
         command, variables = self.system.command(given)
         with (self.options.output / "output.txt").open("wb") as output:
             process = subprocess.Popen(
                 command,
-                env=os.environ | {EFFECTS_VARIABLE: str(self.effects)} | variables | self._clock(),
+                env=os.environ | variables,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-            threading.Thread(target=self._inject, daemon=True).start()
+            threading.Thread(target=self._hurt, daemon=True).start()
             silent = self._watch(process)
         code = process.poll()
         seconds = self._now()
@@ -81,6 +85,8 @@ class Run:
             first_effect=self.first_effect,
             steps=self.steps,
             faults=self.injected,
+            kinds=self.kinds,
+            step_times=self.system.step_times(self.folder),
             effects=[(self.system.name_of(line["trajectory"]), line["call"], line["key"]) for line in lines],
             played=self.system.played(self.folder),
             note="" if code == 0 else self._last_words(),
@@ -96,23 +102,41 @@ class Run:
         return time.monotonic() - self._begun
 
     def _given(self) -> Given:
-        store_url = tools_url = ""
-        if self.fault.needs_store:
-            self.store = FaultyStore(self.folder / "store-of-benchmark")
-            store_url = self.store.start()
-        if self.fault.needs_proxy or not self.system.starts_tool_server:
-            if "{store}" in self.system.tool_server and not store_url:
-                # One that is never hurt: tools need a store even if the run has its own.
-                self.store = FaultyStore(self.folder / "store-of-benchmark")
-                store_url = self.store.start()
-            tools_url = self._serve("tool-server", self.system.tool_server, store_url)
-            if self.fault.needs_proxy:
-                self.proxy = ToolProxy(tools_url, self.chance)
-                tools_url = self.proxy.start()
+        options = self.options
+        store_url = self._start_store() if self.fault.needs_store or options.repeats else ""
+        tools_url = self._start_tools(store_url)
         model_url = self._serve("model-server", self.system.model_server) if self.system.model_server else ""
         return Given(
-            self.folder, self.options.steps, seed=0, tools_url=tools_url, model_url=model_url, store_url=store_url
+            self.folder,
+            options.steps,
+            seed=0,
+            tools_url=tools_url,
+            model_url=model_url,
+            store_url=store_url,
+            retries=CADENCE_RETRIES if options.repeats else RETRIES,
         )
+
+    def _start_store(self) -> str:
+        """Start a store in the hands of the benchmark, if the system has one at all."""
+        if "store" not in self.system.parts:
+            return ""
+        folder = self.folder / "store-of-benchmark"
+        self.store = WatchedStore(folder) if self.options.repeats else FaultyStore(folder)
+        return self.store.start()
+
+    def _start_tools(self, store_url: str) -> str:
+        """Start a tool server, unless the run starts one that nothing comes between."""
+        needs_proxy = self.fault.needs_proxy or self.options.repeats
+        if self.system.starts_tool_server and not needs_proxy:
+            return ""
+        # A store that is never hurt: tools need one even if the run has its own.
+        store_url = store_url or self._start_store()
+        url = self.system.serve_tools(store_url, self.options.output) if self.options.repeats else ""
+        url = url or self._serve("tool-server", self.system.tool_server, store_url)
+        if needs_proxy:
+            self.proxy = ToolProxy(url, self.chance)
+            url = self.proxy.start()
+        return url
 
     def _serve(self, name: str, command: Sequence[str], store_url: str = "") -> str:
         """Start a server on a free port, and again whenever it ends; return its address."""
@@ -126,7 +150,6 @@ class Run:
             while not self._ended.is_set():
                 subprocess.run(
                     command,
-                    env=os.environ | {EFFECTS_VARIABLE: str(self.effects)},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -153,95 +176,38 @@ class Run:
                 return now - moved
             time.sleep(LOOK_SECONDS)
 
-    def _inject(self) -> None:
-        """Wait for the moment, and do what the fault does."""
-        if self.fault.name == "calls fail":
-            assert self.proxy is not None
-            self.proxy.fails_calls = True
+    def _hurt(self) -> None:
+        """Wait for the training to begin, and hurt it, once or again and again."""
+        if lasts := self.fault.name == "calls fail" and not self.options.every:
+            # For the whole run, which has its first call behind it when the fault is noted.
+            self._injector.inject(self.fault, seconds=0, patience=0)
         while self.first_effect is None:
             time.sleep(LOOK_SECONDS / 2)
-        if self.fault.name == "calls fail":
-            self.injected.append(self._now())
-            return
-        time.sleep(self.options.moment)
-        if self.fault.name == "transfer cut":
-            self._wait_for_transfer()
-        if self.fault.signal:
-            found = self._targets()
-            processes.send(found, self.fault.signal)
-            if found:
-                self.injected.append(self._now())
-        elif self.fault.name != "none":
-            self.injected.append(self._now())
-            self._do()
+        begun = self._now()
+        if self.options.every:
+            self._repeat(begun)
+        elif lasts:
+            self._note(self.fault)
+        elif self.fault.name != UNDISTURBED:
+            time.sleep(self.options.moment)
+            if self._injector.inject(self.fault, seconds=self.fault.seconds, patience=FIND_SECONDS):
+                self._note(self.fault)
 
-    def _targets(self) -> list[int]:
-        """Return the process that is to get the signal, chosen by chance among several; wait for one."""
-        deadline = self._now() + FIND_SECONDS
-        while self._now() < deadline:
-            if found := self.system.processes(self.fault.part):
-                return [self.chance.choice(found)]
-            time.sleep(LOOK_SECONDS)
-        return []
+    def _repeat(self, begun: float) -> None:
+        """Inject a fault in each interval, the first of its draw that finds something to hurt."""
+        every = self.options.every
+        for moment, drawn in draws(self.options.seed, every, self.faults):
+            if self._ended.wait(max(0.0, begun + moment - self._now())):
+                return
+            for each in drawn:
+                if self._injector.inject(each, seconds=lasting(each, every), patience=0):
+                    self._note(each)
+                    break
 
-    def _wait_for_transfer(self) -> None:
-        """Wait until weights lie in shared memory on their way to an engine."""
-        memory = Path("/dev/shm")
-        while not any(memory.glob("psm_*")):
-            time.sleep(0.001)
-
-    def _do(self) -> None:
-        match self.fault.name:
-            case "store slow":
-                self._for_a_while(lambda: self._store.delay(SLOW_ANSWER_SECONDS), lambda: self._store.delay(0))
-            case "store cut":
-                self._for_a_while(self._store.cut, self._store.connect)
-            case "store tail lost":
-                self._store.lose_tail(self.chance)
-            case "call unanswered":
-                assert self.proxy is not None
-                self.proxy.silences_next = True
-            case "disk full":
-                filler = self.folder / "filler"
-                self._for_a_while(lambda: _fill(filler), filler.unlink)
-            case "clock step":
-                step = self.chance.choice((-1, 1)) * CLOCK_STEP_SECONDS
-                _set_clock(step)
-
-    def _for_a_while(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
-        begin()
-        time.sleep(self.fault.seconds)
-        end()
-
-    @property
-    def _store(self) -> FaultyStore:
-        assert self.store is not None
-        return self.store
-
-    def _clock(self) -> dict[str, str]:
-        if self.fault.name != "clock step":
-            return {}
-        _set_clock(0)
-        library = CLOCK.with_suffix(".so")
-        source = Path(__file__).with_name("clock.c")
-        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, source, "-ldl"], check=True)
-        return {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(CLOCK)}
-
-
-def _set_clock(seconds: int) -> None:
-    if not CLOCK.exists():
-        CLOCK.write_bytes(bytes(8))
-    with CLOCK.open("r+b") as file:
-        file.write(seconds.to_bytes(8, sys.byteorder, signed=True))
-
-
-def _fill(filler: Path) -> None:
-    with suppress(OSError), filler.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(65536))
-    with suppress(OSError), filler.open("ab", buffering=0) as file:
-        while True:
-            file.write(b"0")
+    def _note(self, fault: Fault) -> None:
+        self.injected.append(self._now())
+        self.kinds.append(fault.name)
+        print(f"{self.injected[-1]:.1f} s: {fault.name}", flush=True)
 
 
 def _mount(folder: Path, size: str) -> None:
@@ -257,6 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--moment", type=float, required=True)
+    parser.add_argument("--repeats", action="store_true", help="set all up that faults hurt which come again and again")
+    parser.add_argument("--every", type=float, default=0.0, help="seconds between two faults of the group `--fault`")
     parser.add_argument("--hang-seconds", type=float, required=True)
     parser.add_argument("--longest", type=float, required=True)
     parser.add_argument("--folder", type=Path, required=True)

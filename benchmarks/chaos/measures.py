@@ -45,6 +45,12 @@ class Record:
     note: str = ""
     """The last words of a run that failed."""
 
+    kinds: Sequence[str] = ()
+    """The fault at each time in `faults`."""
+
+    step_times: Sequence[float] = ()
+    """Seconds of each complete step by the clock of the run; empty if it notes none."""
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Record":
         """Return a record that was written as JSON."""
@@ -189,8 +195,40 @@ def ettr(record: Record, undisturbed: Record) -> float:
     """
     if record.first_effect is None or not record.steps:
         return 0.0
-    complete = len(record.steps)
-    whole = complete >= len(undisturbed.steps)
-    useful = window(undisturbed) * min(1.0, complete / len(undisturbed.steps))
-    spent = (record.steps[-1] if whole else record.seconds) - record.first_effect
+    useful = window(undisturbed) * min(1.0, len(record.steps) / len(undisturbed.steps))
+    spent = spent_seconds(record, len(undisturbed.steps))
     return min(1.0, useful / spent) if spent > 0 else 0.0
+
+
+def spent_seconds(record: Record, steps: int) -> float:
+    """Return the time from the first call of a tool to the last of so many steps, or to the end of a run without it."""
+    if record.first_effect is None:
+        return 0.0
+    whole = len(record.steps) >= steps
+    return (record.steps[-1] if whole else record.seconds) - record.first_effect
+
+
+def own_ettr(record: Record, steps: int) -> float | None:
+    """Return the time of the complete steps by the run's own clock as a share of the whole; None if it notes none.
+
+    A step that was done again counts once, with its last time; one that a fault made slow counts as it was.
+    """
+    spent = spent_seconds(record, steps)
+    return min(1.0, sum(record.step_times) / spent) if record.step_times and spent > 0 else None
+
+
+def lost_seconds(record: Record, step: float) -> list[float]:
+    """Return for each fault how much longer than `step` seconds steps took because of it.
+
+    A step's delay is that of the faults in it, in equal parts; without one, of the last fault before. The end of a run
+    that failed is that of a step.
+    """
+    lost = [0.0] * len(record.faults)
+    begin = record.first_effect or 0.0
+    for end in (*record.steps, *([] if record.exit_code == 0 else [record.seconds])):
+        before = [number for number, moment in enumerate(record.faults) if moment < end]
+        blamed = [number for number in before if record.faults[number] >= begin] or before[-1:]
+        for number in blamed:
+            lost[number] += (end - begin - step) / len(blamed)
+        begin = end
+    return lost

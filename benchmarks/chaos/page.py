@@ -3,9 +3,10 @@
 import io
 from collections.abc import Sequence
 
+from chaos import cadence_page
 from chaos.effects import TURNS
 from chaos.faults import FAULTS, LAST, UNDISTURBED
-from chaos.result import Result, latest
+from chaos.result import CadenceResult, Result, latest, latest_cadences
 from chaos.systems import GROUP_SIZE, RETRIES, STEPS, TASKS_PER_STEP, faults_of
 from results_file import ROOT
 
@@ -21,7 +22,7 @@ INTRODUCTION = f"""\
 
 What a training does when something breaks. The same tiny model trains for {STEPS} steps, of {TASKS_PER_STEP} tasks
 with {GROUP_SIZE} trajectories each, every one with {TURNS} calls of a tool; once undisturbed, and then with one fault
-per run.
+per run. [Faults at a cadence](#faults-at-a-cadence) come again and again into one run.
 
 ```
 make chaos
@@ -85,8 +86,8 @@ the end of a run without it |
 LIMITS = """\
 ## What this does not show
 
-- Trainings are short: a fault comes once in less than a minute of training, and a start takes as long as some steps.
-  ETTR compares systems under this load. It is not that of a training that runs for days.
+- Steps are short, and a start takes as long as ten of them; with one fault per run, it comes in less than a minute of
+  training. ETTR compares systems under this load. It is not that of a training that runs for days.
 - Time is measured once per fault and seed, on two cores that also did other work during some of these runs: their load
   was 8 to 20 then, and a start took up to five minutes. `recover` and ETTR are coarse; the counts beside them are not.
 - As weights do not change, a policy whose weights were handed over in part would not be noticed; whether the run goes
@@ -127,15 +128,15 @@ def write() -> None:
     for system, own in _by_system(results).items():
         if own:
             (PICTURES / f"{system}.svg").write_text(picture(system, own))
-    PAGE.write_text(page(results))
+    PAGE.write_text(page(results, latest_cadences()))
 
 
-def page(results: Sequence[Result]) -> str:
+def page(results: Sequence[Result], cadences: Sequence[CadenceResult] = ()) -> str:
     """Return the page."""
     parts = [INTRODUCTION]
     for system, own in _by_system(results).items():
         parts += [_section(system, own) if own else f"## {TITLES[system]}\n\nNot run on this code.\n", "\n"]
-    parts += [_faults(), "\n", LIMITS.format(not_run=NOT_RUN)]
+    parts += [cadence_page.section(cadences, TITLES), "\n", _faults(), "\n", LIMITS.format(not_run=NOT_RUN)]
     return "".join(parts).rstrip() + "\n"
 
 

@@ -26,7 +26,7 @@ class ToolProxy:
         self.url = ""
         self._target = target
         self._chance = chance
-        self._silent = ""
+        self._silent: set[str] = set()
         self._ready = threading.Event()
 
     def start(self) -> str:
@@ -76,9 +76,10 @@ class ToolProxy:
 
     def _is_silent(self, trajectory: str) -> bool:
         if self.silences_next and trajectory:
-            self._silent, self.silences_next = trajectory, False
+            self._silent.add(trajectory)
+            self.silences_next = False
             self.num_failed += 1
-        return bool(trajectory) and trajectory == self._silent
+        return trajectory in self._silent
 
 
 def trajectory_of(body: bytes) -> str:

@@ -1,8 +1,10 @@
 """Results of runs with faults: one line each, oldest first."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chaos.measures import Measured
+from chaos.systems import GROUP_SIZE, TASKS_PER_STEP
 from results_file import ROOT, read_results
 
 RESULTS = ROOT / "benchmarks" / "results" / "chaos.jsonl"
@@ -23,4 +25,38 @@ class Result(Measured):
 def latest() -> list[Result]:
     """Return the last result of each system, fault and seed."""
     found = {(r.system, r.fault, r.seed): r for r in read_results(RESULTS, Result)}
+    return list(found.values())
+
+
+CADENCE_RESULTS = ROOT / "benchmarks" / "results" / "chaos_cadence.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CadenceResult(Result):
+    """What became of a run into which the faults of a group, `fault`, came again and again."""
+
+    every: float
+    """Seconds between two faults."""
+
+    round: int
+    own_ettr: float | None
+    """Time of the complete steps by the run's own clock, as a share of that from the first call to the last step."""
+
+    undisturbed_seconds: float
+    """Time from the first call to the last step of the undisturbed run of the same round."""
+
+    undisturbed_own_ettr: float | None
+    injected: Sequence[tuple[str, float]]
+    """Faults in their order, with the seconds that each has cost."""
+
+    @property
+    def turns_lost_each(self) -> float:
+        """Turns lost for each trajectory that was in flight when a fault came."""
+        return self.turns_lost / max(1, len(self.injected) * TASKS_PER_STEP * GROUP_SIZE)
+
+
+def latest_cadences() -> list[CadenceResult]:
+    """Return the last result of each system, group, cadence, seed and round."""
+    results = read_results(CADENCE_RESULTS, CadenceResult)
+    found = {(r.system, r.fault, r.every, r.seed, r.round): r for r in results}
     return list(found.values())

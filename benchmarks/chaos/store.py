@@ -3,11 +3,14 @@
 import asyncio
 import random
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from support.faulty_store import SAMPLE_SECONDS, Server, Wire
+from turnmill.trajectories.embedded import EmbeddedStore
 
 CALL_SECONDS = 120.0
 
@@ -31,11 +34,10 @@ class SlowWire(Wire):
             pass
 
 
-class FaultyStore:
-    """A server with an append-only file, behind a wire; both run in a thread."""
+class WiredStore(ABC):
+    """A store behind a wire, which runs in a thread."""
 
-    def __init__(self, folder: Path) -> None:
-        self._server = Server(folder)
+    def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._wire = SlowWire()
 
@@ -56,16 +58,58 @@ class FaultyStore:
 
     def connect(self) -> None:
         """Accept connections again."""
-        self._wire.target = self._server.socket
+        self._wire.target = self._socket
+
+    @property
+    @abstractmethod
+    def _socket(self) -> Path:
+        """The socket on which the server listens."""
+
+    @abstractmethod
+    async def _start_server(self) -> None:
+        """Start the server."""
+
+    async def _start(self) -> None:
+        await self._start_server()
+        self.connect()
+        await self._wire.start()
+
+    def _call(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_SECONDS)
+
+
+class WatchedStore(WiredStore):
+    """The store that turnmill starts for a run, with its watch."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._store = EmbeddedStore(keep_in=folder)
+
+    @property
+    def _socket(self) -> Path:
+        return Path(urlsplit(self._store.url).path)
+
+    async def _start_server(self) -> None:
+        await asyncio.to_thread(self._store.start)
+
+
+class FaultyStore(WiredStore):
+    """A server with an append-only file, whose end can be lost."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._server = Server(folder)
 
     def lose_tail(self, chance: random.Random) -> None:
         """Kill the server, undo a part of its last second, and start it again."""
         self._call(self._lose_tail(chance))
 
-    async def _start(self) -> None:
+    @property
+    def _socket(self) -> Path:
+        return self._server.socket
+
+    async def _start_server(self) -> None:
         await self._server.start()
-        self._wire.target = self._server.socket
-        await self._wire.start()
         self._sampling = asyncio.create_task(self._sample())
 
     async def _sample(self) -> None:
@@ -80,6 +124,3 @@ class FaultyStore:
         self._server.lose_tail(chance)
         await self._server.start()
         self._sampling = asyncio.create_task(self._sample())
-
-    def _call(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_SECONDS)

@@ -10,8 +10,8 @@ from chaos.faults import FAULTS, Fault
 from chaos.measures import Played
 
 STEPS, TASKS_PER_STEP, GROUP_SIZE = 8, 4, 4
-RETRIES = 3
-"""How often a run that failed is started again, whoever does it."""
+RETRIES, CADENCE_RETRIES = 3, 100
+"""How often a run that failed is started again, whoever does it; the second where faults are repeated."""
 
 MODULES = {
     "turnmill": "chaos.turnmill_system",
@@ -38,6 +38,9 @@ class Given:
     store_url: str = ""
     """URL of the store; empty if it starts one of its own."""
 
+    retries: int = RETRIES
+    """How often it is started again."""
+
 
 class System(Protocol):
     """A system under test."""
@@ -59,6 +62,13 @@ class System(Protocol):
         """Return its version."""
         ...
 
+    def serve_tools(self, store_url: str, logs: Path) -> str:
+        """Start a tool server as a run does that has one of its own, and watches it; return its address.
+
+        Empty if the system has none: then the benchmark starts `tool_server`, and again whenever it ends.
+        """
+        ...
+
     def prepare(self, folder: Path) -> None:
         """Make, outside of any namespace, what all runs share, such as the model."""
         ...
@@ -73,6 +83,10 @@ class System(Protocol):
 
     def steps(self, folder: Path) -> int:
         """Return how many steps are complete."""
+        ...
+
+    def step_times(self, folder: Path) -> list[float]:
+        """Return the seconds that each complete step took by the system's own clock; empty if it notes none."""
         ...
 
     def played(self, folder: Path) -> Mapping[str, Played]:

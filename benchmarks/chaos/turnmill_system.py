@@ -9,13 +9,15 @@ from pathlib import Path
 from chaos.effects import TURNS
 from chaos.measures import Played
 from chaos.processes import find, resident_kilobytes
-from chaos.systems import GROUP_SIZE, RETRIES, TASKS_PER_STEP, Given
+from chaos.systems import GROUP_SIZE, TASKS_PER_STEP, Given
 
 from turnmill import __version__
 from turnmill.jobs.load import load_job
+from turnmill.jobs.tool_server import RunToolServer
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.runs.preparation import ensure_model
+from turnmill.runs.services import ToolServerProcess
 
 STALL_SECONDS = 60
 """`training.stallTimeoutSeconds`: a step takes four. By default it is ten minutes."""
@@ -28,7 +30,7 @@ apiVersion: turnmill.dev/v1alpha1
 kind: AgentTrainingJob
 metadata: {{{{name: chaos}}}}
 spec:
-  retries: {RETRIES}
+  retries: {{retries}}
   model: {{{{warmStart: {{{{turns: 600, gradientSteps: 60, maxLoss: 10}}}}}}}}
   agent:
     {{{{type: tool, toolType: "chaos.task:Counter", stopTokens: ["</python>"], groupSize: {GROUP_SIZE},
@@ -54,7 +56,8 @@ class Turnmill:
         "engine core": r"fork_server\.server",
         "agent loop": r"ray::\w*LoopWorker",
         "tool server": r"cli\.main tool-server",
-        "store": r"valkey-server|redis-server",
+        # Not its supervisor, which has the program among its arguments.
+        "store": r"^(valkey|redis)-server",
     }
     tool_server: Sequence[str] = (
         *(sys.executable, "-m", "turnmill.cli.main", "tool-server", "--tool_type", "chaos.task:Counter"),
@@ -66,6 +69,12 @@ class Turnmill:
     def version(self) -> str:
         """Return its version."""
         return __version__
+
+    def serve_tools(self, store_url: str, logs: Path) -> str:
+        """Start the tool server of a run."""
+        server = ToolServerProcess("chaos.task:Counter", store_url, RunToolServer(), run_name="chaos", log_file=logs)
+        server.start()
+        return server.url
 
     def prepare(self, folder: Path) -> None:
         """Make the model, unless it was made before."""
@@ -94,8 +103,13 @@ class Turnmill:
         return sorted(forked, key=resident_kilobytes)[-1:] if len(forked) >= FORKED_WITH_CORE else []
 
     def steps(self, folder: Path) -> int:
-        """Return the number of rows of metrics, without that of step 0."""
-        return len({row["step"] for row in RunFolder(folder / "run").read_metrics()} - {0})
+        """Return the number of the last step."""
+        return int(RunFolder(folder / "run").last_step().get("step", 0))
+
+    def step_times(self, folder: Path) -> list[float]:
+        """Return the times in the rows of metrics."""
+        rows = {row["step"]: row["timing_s/step"] for row in RunFolder(folder / "run").read_metrics() if row["step"]}
+        return list(rows.values())
 
     def played(self, folder: Path) -> Mapping[str, Played]:
         """Return the trajectories of the log, with the trainer's advantages."""
@@ -115,7 +129,7 @@ class Turnmill:
 
     def _job(self, given: Given) -> str:
         tools = f", toolServerUrl: {given.tools_url}" if given.tools_url else ""
-        return JOB.format(steps=given.steps, seed=given.seed, tools=tools)
+        return JOB.format(steps=given.steps, seed=given.seed, retries=given.retries, tools=tools)
 
 
 SYSTEM = Turnmill()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from chaos.measures import Played
 from chaos.processes import find
-from chaos.systems import GROUP_SIZE, RETRIES, TASKS_PER_STEP, Given
+from chaos.systems import GROUP_SIZE, TASKS_PER_STEP, Given
 from results_file import ROOT
 
 PYTHON = ROOT / ".venv-verifiers" / "bin" / "python"
@@ -40,6 +40,10 @@ class Verifiers:
         code = "from importlib.metadata import version; print(version('verifiers'))"
         return subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
+    def serve_tools(self, store_url: str, logs: Path) -> str:
+        """Return nothing: the benchmark starts the tool server."""
+        return ""
+
     def prepare(self, folder: Path) -> None:
         """Do nothing: there is no model."""
 
@@ -47,7 +51,7 @@ class Verifiers:
         """Return a loop that evaluates until it ends well."""
         words = (PYTHON, "-m", "chaos.verifiers_runner", given.tools_url, given.model_url, given.steps * PER_STEP)
         command = " ".join(shlex.quote(str(word)) for word in (*words, given.folder / "results"))
-        loop = f"for attempt in $(seq 0 {RETRIES}); do {command} && exit 0; done; exit 1"
+        loop = f"for attempt in $(seq 0 {given.retries}); do {command} && exit 0; done; exit 1"
         return ["bash", "-c", loop], {"PYTHONPATH": str(ROOT / "benchmarks"), "HF_HUB_OFFLINE": "1"}
 
     def processes(self, part: str) -> list[int]:
@@ -57,6 +61,10 @@ class Verifiers:
     def steps(self, folder: Path) -> int:
         """Return the number of saved results, in steps of other systems."""
         return len(_rows(folder)) // PER_STEP
+
+    def step_times(self, folder: Path) -> list[float]:
+        """Return nothing: its own times are in its output alone."""
+        return []
 
     def played(self, folder: Path) -> Mapping[str, Played]:
         """Return the saved results; one with an error is no trajectory to learn from."""

@@ -16,7 +16,7 @@ import pyarrow.parquet
 from chaos.effects import TURNS
 from chaos.measures import Played
 from chaos.processes import find
-from chaos.systems import GROUP_SIZE, RETRIES, TASKS_PER_STEP, Given
+from chaos.systems import GROUP_SIZE, TASKS_PER_STEP, Given
 from chaos.turnmill_system import SYSTEM as TURNMILL
 
 from turnmill.runs.preparation import process_environment
@@ -55,6 +55,10 @@ class Verl:
         """Return its version."""
         return metadata.version("verl")
 
+    def serve_tools(self, store_url: str, logs: Path) -> str:
+        """Return nothing: the benchmark starts the tool server."""
+        return ""
+
     def prepare(self, folder: Path) -> None:
         """Make the model, the same as turnmill's."""
         TURNMILL.prepare(folder)
@@ -63,7 +67,7 @@ class Verl:
         """Return a loop that starts verl until it ends well."""
         settings = " ".join(shlex.quote(f"{name}={value}") for name, value in self._settings(given).items())
         loop = (
-            f"for attempt in $(seq 0 {RETRIES}); do "
+            f"for attempt in $(seq 0 {given.retries}); do "
             f"{shlex.quote(sys.executable)} -m verl.trainer.main_ppo {settings} && exit 0; done; exit 1"
         )
         variables = process_environment("cpu") | {
@@ -80,6 +84,10 @@ class Verl:
     def steps(self, folder: Path) -> int:
         """Return how many steps have written down what they learned from."""
         return len(list((folder / "rollouts").glob("*.jsonl")))
+
+    def step_times(self, folder: Path) -> list[float]:
+        """Return nothing: its own times are in its output alone."""
+        return []
 
     def played(self, folder: Path) -> Mapping[str, Played]:
         """Return the trajectories that verl wrote down, task by task, in the order of their samples."""

@@ -125,6 +125,36 @@ def test_a_server_that_hangs_is_replaced(tmp_path, monkeypatch):
     server.stop()
 
 
+BLOCKED = """
+import time
+from pathlib import Path
+from turnmill.core.activity import show_activity
+show_activity()
+""" + SERVER.replace("self.send", "time.sleep(600 if Path(sys.argv[2]).exists() else 0); self.send", 1)
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+def test_a_server_that_is_stopped_is_replaced_before_one_that_is_blocked(tmp_path, monkeypatch, blocked):
+    """A tool may block its server for a while: other threads run then."""
+    monkeypatch.setattr("turnmill.runs.server_process.HEALTH_SECONDS", 0.5)
+    monkeypatch.setattr(module, "HUNG_SECONDS", 600.0)
+    mark, asked = tmp_path / "blocked", []
+    server = server_that_runs(lambda port: [sys.executable, "-c", BLOCKED, str(port), str(mark)], tmp_path, monkeypatch)
+    server.start()
+    first = server._process
+    assert first is not None
+    monkeypatch.setattr(module, "answers", lambda url: asked.append(answers(url)) or asked[-1])
+
+    mark.touch() if blocked else first.send_signal(signal.SIGSTOP)
+
+    if blocked:
+        assert eventually(lambda: asked.count(False) > 2 * module.STILL_LOOKS, seconds=60)
+        assert server._process is first
+    else:
+        assert eventually(lambda: server._process is not first and is_healthy(server.url), seconds=60)
+    server.stop()
+
+
 def test_a_server_that_answers_is_kept_even_if_it_is_not_well(tmp_path, monkeypatch):
     """An answer of any kind shows that it does not hang."""
     monkeypatch.setattr(module, "HUNG_SECONDS", 0.0)

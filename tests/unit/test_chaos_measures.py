@@ -1,6 +1,10 @@
 """The figures of RL-chaos: moments by seed, how a run ended, what it lost, what a fault faked."""
 
+import argparse
+import dataclasses
 import importlib
+import itertools
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +18,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def chaos(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The modules without processes."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    names = ("faults", "measures", "page", "proxy", "result")
+    names = ("cadence", "faults", "measures", "page", "proxy", "result", "systems")
     found = SimpleNamespace(**{name: importlib.import_module(f"chaos.{name}") for name in names})
     yield found
     for name in [name for name in sys.modules if name.partition(".")[0] in ("chaos", "results_file")]:
@@ -36,6 +40,41 @@ def test_the_moment_of_a_fault_follows_from_its_name_and_the_seed(chaos):
     assert moments[0] != chaos.faults.moment("stop store", 0, 100.0)
     assert len(set(moments)) == 50
     assert all(5 <= moment <= 75 for moment in moments)
+
+
+def test_repeated_faults_come_once_in_each_interval_and_follow_from_the_seed(chaos):
+    kinds = chaos.faults.repeated("all", chaos.faults.FAULTS)
+
+    drawn = list(itertools.islice(chaos.faults.draws(0, 10.0, kinds), 200))
+
+    assert drawn == list(itertools.islice(chaos.faults.draws(0, 10.0, kinds), 200))
+    assert drawn != list(itertools.islice(chaos.faults.draws(1, 10.0, kinds), 200))
+    assert [int(moment // 10) for moment, _ in drawn] == list(range(200))
+    assert len({moment % 10 for moment, _ in drawn}) == 200
+    # Every kind comes, and the others of a draw are there to take its place.
+    assert {order[0].name for _, order in drawn} == {kind.name for kind in kinds}
+    assert all(len(set(order)) == len(kinds) for _, order in drawn)
+
+
+def test_groups_of_repeated_faults(chaos):
+    names = {
+        group: {fault.name for fault in chaos.faults.repeated(group, chaos.faults.FAULTS)}
+        for group in ("all", "around", "kill store")
+    }
+
+    assert names["all"] == set(chaos.faults.NAMES) - {"none", "store tail lost", "transfer cut"}
+    centre = {f"{signal} {part}" for signal in ("kill", "stop") for part in ("trainer", "engine", "engine core")}
+    assert names["around"] == names["all"] - centre
+    assert names["kill store"] == {"kill store"}
+
+
+def test_a_repeated_fault_is_over_before_half_of_the_time_to_the_next(chaos):
+    seconds = {
+        name: [chaos.faults.lasting(chaos.faults.fault(name), every) for every in (10.0, 60.0)]
+        for name in ("store cut", "calls fail", "kill store")
+    }
+
+    assert seconds == {"store cut": [5.0, 15.0], "calls fail": [5.0, 20.0], "kill store": [0.0, 0.0]}
 
 
 @pytest.mark.parametrize(
@@ -63,6 +102,26 @@ def test_useful_time_is_that_of_the_same_steps_undisturbed(chaos):
     assert chaos.measures.ettr(late, calm) == pytest.approx(40 / 80)
     assert chaos.measures.ettr(hung, calm) == pytest.approx(20 / 400)
     assert chaos.measures.ettr(record(chaos, first_effect=None, steps=[]), calm) == 0
+
+
+def test_own_ettr_is_the_time_of_complete_steps_by_the_clock_of_the_run(chaos):
+    late = record(chaos, steps=[30.0, 40.0, 90.0, 100.0], seconds=110.0, step_times=[10.0, 10.0, 20.0, 10.0])
+    short = record(chaos, exit_code=1, steps=[30.0, 40.0], seconds=120.0, step_times=[10.0, 10.0])
+
+    assert chaos.measures.own_ettr(late, 4) == pytest.approx(50 / 80)
+    assert chaos.measures.own_ettr(short, 4) == pytest.approx(20 / 100)
+    assert chaos.measures.own_ettr(record(chaos), 4) is None
+
+
+def test_delays_are_the_cost_of_the_faults_in_the_same_step_else_of_the_last_one(chaos):
+    steps = [30.0, 45.0, 90.0, 98.0, 160.0]
+
+    run = record(chaos, steps=steps, faults=[32.0, 50.0, 60.0, 170.0])
+
+    # 30 to 45 is late by 5 s; 45 to 90 by 35 s for two; no fault from 90 on, where the steps take -2 s and 52 s more.
+    assert chaos.measures.lost_seconds(run, 10.0) == pytest.approx([5.0, 17.5, 17.5 - 2 + 52, 0.0])
+    failed = record(chaos, exit_code=1, steps=steps[:1], faults=[32.0], seconds=100.0)
+    assert chaos.measures.lost_seconds(failed, 10.0) == pytest.approx([60.0])
 
 
 def test_recovery_ends_with_the_next_step(chaos):
@@ -124,3 +183,22 @@ def test_the_page_has_each_run_and_marks_what_did_not_end(chaos):
     assert "| kill engine | 0 | **hung** | 8 | 0 | 0 | 0 | 3 | 0 | 0 |  | 50% | never | `abc` |" in text
     assert "Runs with a fault: 1, of which 1 hung. Rewards faked: 3; calls repeated: 0; effects repeated: 0." in text
     assert text.index("## turnmill") < text.index("## plain verl")
+
+
+def test_a_run_with_repeated_faults_is_on_the_page_with_what_each_has_cost(chaos, tmp_path, monkeypatch):
+    calm = record(chaos, step_times=[9.0] * 4)
+    run = record(
+        chaos, steps=[30.0, 60.0, 70.0, 80.0], seconds=82.0, step_times=[10.0, 12.0, 10.0, 10.0],
+        faults=[35.0, 65.0], kinds=["stop store", "store cut"], effects=[("a-0", 1, "k")] * 5,
+    )  # fmt: skip
+    options = argparse.Namespace(steps=4, hang_seconds=300.0)
+    monkeypatch.setattr(chaos.result, "CADENCE_RESULTS", tmp_path / "results.jsonl")
+
+    result = chaos.cadence.result_of("verl", "around", 30.0, 0, 0, run, calm, options, "abc")
+    (tmp_path / "results.jsonl").write_text(json.dumps(dataclasses.asdict(result)) + "\n")
+    text = chaos.page.page([], chaos.result.latest_cadences())
+
+    assert "| around | 30 | 0 | 0 | ended | 4 | 2 | 5 | 0.16 | 0 | 0 | 0 | 67% | 70% (90%) | 40 | 20 | 15 |" in text
+    assert "- A fault of `around` every 30 s, 2 in all, in one run: ETTR 67%, hung 0, effects repeated 0" in text
+    assert "| stop store | 20.0 (1) |" in text
+    assert "| store cut | 0.0 (1) |" in text

@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 
 from turnmill.cli.extras import needs_extra
 from turnmill.core import forking
+from turnmill.core.activity import show_activity
 from turnmill.core.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -195,6 +196,7 @@ def tool_server(
         forking.die_with_parent(signal.SIGTERM)
         if os.getppid() != parent:
             raise typer.Exit(1)
+        show_activity()
     from pydantic import ValidationError
 
     with needs_extra("tool-server", "`turnmill tool-server`"):

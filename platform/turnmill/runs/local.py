@@ -1,11 +1,13 @@
 """A run on this machine: a Ray cluster of its own, supervision, and removal of everything it leaves."""
 
+import errno
 import logging
 import os
 import shutil
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,7 +35,8 @@ from turnmill.runs.preparation import (
 )
 from turnmill.runs.server_process import require_access
 from turnmill.runs.services import services
-from turnmill.runs.watch import Report, start_silence, watch
+from turnmill.runs.still_workers import still_workers_killed
+from turnmill.runs.watch import Report, folder_failure, start_silence, watch
 from turnmill.training import accelerators
 from turnmill.training.recorder import ATTEMPT
 
@@ -41,6 +44,7 @@ from turnmill.training.recorder import ATTEMPT
 LOCAL_DEVICES_SECONDS = 10.0
 RAY = "ray"
 RAY_RETRIES = 3
+ROOM_SECONDS = 1.0
 TEMPORARY = "tmp"
 # A socket's path has at most 107; `/turnmill-ray-...`, `/session_...` and `/sockets/plasma_store` take 89.
 MAX_TEMPORARY_CHARACTERS = 18
@@ -94,18 +98,44 @@ def _with_retries(train: Callable[[], None], job: AgentTrainingJob, folder: RunF
         # The trainer's process inherits it; in a cluster the operator sets it.
         os.environ[ATTEMPT] = str(failed + not_started + 1)
         try:
-            train()
+            with _full_disk_fails_the_attempt():
+                if failed or not_started:
+                    _start_over(folder, job, owner)
+                train()
         except RunFailedError as error:
             failed += error.cause != RAY
             not_started += error.cause == RAY
             if error.is_final or failed > (job.spec.retries or 0) or not_started > RAY_RETRIES:
                 raise
             log.warning("Run failed and is tried again", extra={"attempt": failed + not_started, "what": str(error)})
-            processes.terminate_marked(owner.mark)
-            folder.failure.unlink(missing_ok=True)
-            rewind(folder, job)
         else:
             return
+
+
+def _start_over(folder: RunFolder, job: AgentTrainingJob, owner: processes.Owner) -> None:
+    """Remove what is left of an attempt, and go back to the last checkpoint; wait for room on the disk."""
+    processes.terminate_marked(owner.mark)
+    deadline = time.monotonic() + job.spec.training.stall_timeout_seconds
+    while (problem := folder.write_problem()) is not None:
+        if time.monotonic() >= deadline:
+            raise folder_failure(folder, problem)
+        time.sleep(ROOM_SECONDS)
+    folder.failure.unlink(missing_ok=True)
+    rewind(folder, job)
+
+
+@contextmanager
+def _full_disk_fails_the_attempt() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # It may be that of the temporary folder.
+        raise RunFailedError(
+            f"A disk of the run is full: {error}. Free some space; `--resume` carries on from the last checkpoint.",
+            "run_folder",
+        ) from error
 
 
 def _train(
@@ -123,7 +153,11 @@ def _train(
     write_progress(folder, starting)
     report(starting)
     # For this attempt only: the next one first removes everything that is left of it.
-    with services(job, folder, owner) as addresses, _ray_cluster(job, device, owner, folder):
+    with (
+        services(job, folder, owner) as addresses,
+        _ray_cluster(job, device, owner, folder),
+        still_workers_killed(job, owner.mark),
+    ):
         import ray
 
         accelerators.require(job, wait_seconds=LOCAL_DEVICES_SECONDS)

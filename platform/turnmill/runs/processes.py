@@ -108,7 +108,7 @@ def terminate_marked(mark: str) -> None:
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         while marked := find_marked(mark):
             for pid in marked:
-                _signal(pid, signal_number)
+                send_signal(pid, signal_number)
             if time.monotonic() > deadline:
                 break
             time.sleep(0.1)
@@ -140,7 +140,8 @@ def recorded_mark(run_dir: Path) -> str:
         return ""
 
 
-def _signal(pid: int, signal_number: int) -> None:
+def send_signal(pid: int, signal_number: int) -> None:
+    """Send a signal, unless the process has ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal_number)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from turnmill.core.activity import Stillness
 from turnmill.core.errors import RunFailedError, StoreUnavailableError
 from turnmill.core.ports import free_port
 from turnmill.jobs import AgentTrainingJob
@@ -26,6 +27,9 @@ START_SECONDS, STOP_SECONDS, WAIT_SECONDS = 120.0, 10.0, 0.2
 ASK_SECONDS, HUNG_SECONDS = 1.0, 15.0
 """Time between two questions whether the tool server is there, and without an answer until it is taken for hung: a call
 that waits for it has half a minute by default, in which another server must have started."""
+
+STILL_LOOKS = 2
+"""Questions in a row without an answer to a server of which no thread has run: it is stopped, and waits for no tool."""
 
 LOG_LINES = 5
 
@@ -137,21 +141,25 @@ class ToolServerProcess:
 
     def _watch(self) -> None:
         asked, hung_at = 0.0, time.monotonic() + HUNG_SECONDS
+        stillness: Stillness | None = Stillness()
         while not self._stopping.wait(WAIT_SECONDS):
             if self._process is None:
                 continue
             if self._process.poll() is not None:
                 log.warning("Tool server ended and is started again", extra={"exit_code": self._process.returncode})
-                hung_at = time.monotonic() + START_SECONDS
+                # Until it has answered, it shows no activity.
+                hung_at, stillness = time.monotonic() + START_SECONDS, None
                 try:
                     self._launch()
                 except OSError as error:
                     # Memory or disk may be short at present, as when the server was killed for it.
                     log.warning("Tool server cannot be started", extra={"error": str(error)})
             elif time.monotonic() >= asked + ASK_SECONDS:
-                if answers(self.url):
-                    hung_at = time.monotonic() + HUNG_SECONDS
-                elif time.monotonic() >= hung_at:
-                    log.warning("Tool server does not answer and is killed", extra={"seconds": HUNG_SECONDS})
+                answered = answers(self.url)
+                if answered:
+                    hung_at, stillness = time.monotonic() + HUNG_SECONDS, stillness or Stillness()
+                still = stillness is not None and stillness.look(self._process.pid) >= STILL_LOOKS
+                if not answered and (still or time.monotonic() >= hung_at):
+                    log.warning("Tool server does not answer and is killed", extra={"stands_still": still})
                     self._process.kill()
                 asked = time.monotonic()

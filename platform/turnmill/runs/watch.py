@@ -30,7 +30,8 @@ def watch(future: Any, job: AgentTrainingJob, folder: RunFolder, report: Report)
     # By the monotonic clock, which stops while the machine sleeps and is never set.
     beat, beaten_at = folder.last_beat(), time.monotonic()
     while True:
-        ready, _ = ray.wait([future], timeout=POLL_SECONDS)
+        # Ray waits until a time of day: after a step back of the clock, for as long as the step is.
+        ready, _ = ray.wait([future], timeout=0)
         progress = read_progress(folder)
         if progress is not None and progress != shown:
             report(progress)
@@ -49,6 +50,16 @@ def watch(future: Any, job: AgentTrainingJob, folder: RunFolder, report: Report)
                 "`--resume` carries on from the last checkpoint.",
                 "stalled",
             )
+        time.sleep(POLL_SECONDS)
+
+
+def folder_failure(folder: RunFolder, problem: str) -> RunFailedError:
+    """Return the failure of a run whose folder cannot be written to."""
+    return RunFailedError(
+        f"The run folder cannot be written to: {problem}: {folder.path}. Mend that; "
+        "`--resume` carries on from the last checkpoint.",
+        "run_folder",
+    )
 
 
 def _result(future: Any, folder: RunFolder) -> Any:
@@ -64,11 +75,7 @@ def _result(future: Any, folder: RunFolder) -> Any:
             raise RunFailedError(str(cause), "settings") from None
         # Every process of a run writes there, and what breaks first has many faces.
         if (problem := folder.write_problem()) is not None:
-            raise RunFailedError(
-                f"The run folder cannot be written to: {problem}: {folder.path}. Mend that; "
-                "`--resume` carries on from the last checkpoint.",
-                "run_folder",
-            ) from error
+            raise folder_failure(folder, problem) from error
         log.error("Trainer broke", exc_info=error)
         last_line = str(error).strip().rsplit("\n", 1)[-1]
         raise RunFailedError(f"{last_line} (whole traceback in {folder.logs})", "trainer") from error

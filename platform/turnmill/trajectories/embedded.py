@@ -38,8 +38,8 @@ class EmbeddedStore:
 
     `with EmbeddedStore() as store:` or `async with`; then `store.url`. It listens on a Unix socket in a private
     folder, or with `tcp` on a free loopback port, behind a password. What it holds is in memory: with `keep_in`, a
-    folder, it is also written there and read again at the next start; then a server that crashes is started again.
-    Without it a crashed server stays down, so that no trajectory continues with lost state.
+    folder, it is also written there and read again at the next start; then a server that crashes, or stands still, is
+    started again. Without it a crashed server stays down, so that no trajectory continues with lost state.
     """
 
     def __init__(self, *, max_bytes: int = DEFAULT_MAX_BYTES, tcp: bool = False, keep_in: Path | None = None) -> None:
@@ -120,6 +120,7 @@ class EmbeddedStore:
                 [
                     *(sys.executable, "-I", "-S", str(_SUPERVISOR)),
                     *(str(os.getpid()), str(folder), "once" if self._keep_in is None else "again"),
+                    options["unixsocket"] if options["port"] == "0" else options["port"],
                     *(program, str(config)),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -9,20 +9,48 @@ import os
 import select
 import shutil
 import signal
+import socket
 import sys
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _STOP_MILLISECONDS = 5000
 _PAUSE_MILLISECONDS = 200
+# Of /proc/PID/stat, counted after the name of the program: proc_pid_stat(5).
+_USER_TIME = 11
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_ASK_MILLISECONDS, _ANSWER_SECONDS = 1000, 1.0
+# One question without an answer may have met a machine that was frozen.
+_STILL_QUESTIONS = 2
+
+
+class _Stillness:
+    """Notices a server that neither answers nor does anything: it is stopped, or waits for what never comes.
+
+    One that computes, or waits for a processor or a disk, only takes its time.
+    """
+
+    def __init__(self) -> None:
+        self._questions = 0
+        self._used: str | None = None
+
+    def noted(self, pid: int, *, answered: bool) -> bool:
+        """Note whether the process has answered a question; return whether it stands still."""
+        used = _processor_time(pid)
+        still = not answered and used is not None and used == self._used
+        self._questions = self._questions + 1 if still else 0
+        self._used = used
+        return self._questions >= _STILL_QUESTIONS
 
 
 def main(arguments: list[str]) -> int:
-    """Run `OWNER_PID FOLDER once|again COMMAND...`: the command, until it or the owner ends or a signal arrives.
+    """Run `OWNER_PID FOLDER once|again ADDRESS COMMAND...`: the command, until it or the owner ends, or a signal comes.
 
-    With `again`, a command that was ended by a signal is restarted: it crashed, or was killed for memory.
+    With `again`, a command that was ended by a signal is restarted: it crashed, or was killed for memory. One that
+    stands still is killed for that; the address at which it is asked is the path of a socket, or a port.
     """
-    owner, folder, again, command = int(arguments[0]), arguments[1], arguments[2] == "again", arguments[3:]
+    owner, folder, again, address = int(arguments[0]), arguments[1], arguments[2] == "again", arguments[3]
+    command = arguments[4:]
     asked, ask = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(ask)
     for number in _SIGNALS:
@@ -37,7 +65,13 @@ def main(arguments: list[str]) -> int:
         return 0
     child = _start(command)
     child_fd = os.pidfd_open(child)
-    while child_fd in _ready([owner_fd, child_fd, asked], None):
+    stillness = _Stillness()
+    pause = _ASK_MILLISECONDS if again else None
+    while not (ready := _ready([owner_fd, child_fd, asked], pause)) or child_fd in ready:
+        if not ready:
+            if stillness.noted(child, answered=_answers(address)):
+                os.kill(child, signal.SIGKILL)
+            continue
         exit_code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if exit_code >= 0 or not again:
             # The folder is kept: the owner finds the reason in its log.
@@ -46,7 +80,7 @@ def main(arguments: list[str]) -> int:
             shutil.rmtree(folder, ignore_errors=True)
             return 0
         os.close(child_fd)
-        child = _start(command)
+        child, stillness = _start(command), _Stillness()
         child_fd = os.pidfd_open(child)
     os.kill(child, signal.SIGTERM)
     if not _ready([child_fd], _STOP_MILLISECONDS):
@@ -54,6 +88,28 @@ def main(arguments: list[str]) -> int:
     os.waitpid(child, 0)
     shutil.rmtree(folder, ignore_errors=True)
     return 0
+
+
+def _answers(address: str) -> bool:
+    """Return whether the server says anything, be it that it is loading, or wants a password first."""
+    kind = socket.AF_INET if address.isdecimal() else socket.AF_UNIX
+    with socket.socket(kind) as connection:
+        connection.settimeout(_ANSWER_SECONDS)
+        try:
+            connection.connect(("127.0.0.1", int(address)) if address.isdecimal() else address)
+            connection.sendall(b"PING\r\n")
+            return bool(connection.recv(1))
+        except OSError:
+            return False
+
+
+def _processor_time(pid: int) -> str | None:
+    """Return the time for which a process has used processors; None if it is to use one now, or waits for a disk."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "RD" else " ".join(fields[_USER_TIME : _USER_TIME + 2])
 
 
 def _ready(descriptors: list[int], milliseconds: int | None) -> list[int]:

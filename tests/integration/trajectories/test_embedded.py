@@ -135,6 +135,31 @@ def test_a_crashed_server_with_a_folder_is_restarted_with_its_data(tmp_path, tcp
         assert sorted(client.keys()) == [b"key-0", b"key-1", b"key-2"]
 
 
+@pytest.mark.parametrize("tcp", [False, True])
+def test_a_server_that_stands_still_is_replaced_by_one_with_its_data(tmp_path, tcp):
+    with EmbeddedStore(keep_in=tmp_path, tcp=tcp) as store, redis.Redis.from_url(store.url, socket_timeout=5) as client:
+        client.set("key", "value")
+        supervisor = supervisor_of(store)
+        (stopped,) = supervisor.children()
+
+        stopped.suspend()
+
+        wait_until(lambda: not alive(stopped.pid))
+        wait_until(lambda: answers(client))
+        assert client.get("key") == b"value"
+        assert supervisor.is_running()
+
+
+def test_a_server_that_computes_for_long_is_kept(tmp_path):
+    with EmbeddedStore(keep_in=tmp_path) as store, redis.Redis.from_url(store.url, socket_timeout=60) as client:
+        (server,) = supervisor_of(store).children()
+
+        # Longer than three questions; after five seconds a server answers that it is busy.
+        client.eval("local begin = redis.call('TIME')[1]; while redis.call('TIME')[1] - begin < 8 do end", 0)
+
+        assert supervisor_of(store).children() == [server]
+
+
 def test_a_crashed_server_without_a_folder_stays_down():
     with EmbeddedStore() as store, redis.Redis.from_url(store.url) as client:
         client.set("key", "value")

@@ -80,6 +80,46 @@ def test_a_run_ends_if_ray_never_starts(tmp_path):
         count_attempts(["ray"] * (RAY_RETRIES + 1), 5, tmp_path)
 
 
+def test_a_disk_that_is_full_at_the_start_of_an_attempt_uses_a_retry(tmp_path):
+    folder, errors = RunFolder(tmp_path), [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))] * 2
+    folder.create()
+
+    def train() -> None:
+        if errors:
+            raise errors.pop()
+
+    with processes.owned(folder.path) as owner:
+        with pytest.raises(RunFailedError, match="No space left on device") as failed:
+            _with_retries(train, parse_job(job(retries=0)), folder, owner)
+        _with_retries(train, parse_job(job(retries=1)), folder, owner)
+
+        errors.append(OSError(errno.EIO, os.strerror(errno.EIO)))
+        with pytest.raises(OSError, match="Input/output error"):
+            _with_retries(train, parse_job(job(retries=1)), folder, owner)
+
+    assert failed.value.cause == "run_folder"
+
+
+def test_the_next_attempt_waits_for_room_on_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr("turnmill.runs.local.ROOM_SECONDS", 0.0)
+    looks = iter(["full", "full", None])
+    monkeypatch.setattr(RunFolder, "write_problem", lambda _: next(looks))
+
+    assert count_attempts(["stalled"], 1, tmp_path) == 2
+    assert list(looks) == []
+
+
+def test_a_disk_that_stays_full_ends_the_run(tmp_path, monkeypatch):
+    times = itertools.count(0, 400)
+    monkeypatch.setattr("turnmill.runs.local.time.sleep", lambda _: None)
+    monkeypatch.setattr("turnmill.runs.local.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("turnmill.runs.processes.find_marked", lambda _: [])
+    monkeypatch.setattr(RunFolder, "write_problem", lambda _: "full")
+
+    with pytest.raises(RunFailedError, match="cannot be written to: full"):
+        count_attempts(["stalled"], 2, tmp_path)
+
+
 def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path):
     (tmp_path / "file").touch()
 
@@ -129,6 +169,23 @@ def test_a_run_without_progress_is_stalled(tmp_path, monkeypatch):
 
     with pytest.raises(RunFailedError, match="Nothing progressed for 800 s"):
         watch("run", parse_job(job()), folder, lambda _: None)
+
+
+def test_a_clock_that_is_set_back_does_not_stop_the_watch(tmp_path, monkeypatch):
+    """Ray's deadlines are times of day: until one of them, it may wait for an hour more."""
+    folder = RunFolder(tmp_path)
+    folder.create()
+    waits: list[float] = []
+
+    def wait(_: object, *, timeout: float) -> tuple[list[str], list[str]]:
+        waits.append(timeout)
+        return (["run"], []) if len(waits) == 3 else ([], ["run"])
+
+    monkeypatch.setattr("ray.wait", wait)
+    monkeypatch.setattr("ray.get", lambda _: "done")
+
+    assert watch("run", parse_job(job()), folder, lambda _: None) == "done"
+    assert waits == [0, 0, 0]
 
 
 class Clock:

@@ -1,0 +1,125 @@
+"""The part of the page on faults that come again and again."""
+
+import statistics
+from collections.abc import Sequence
+
+from chaos.faults import ALL, AROUND, LONGEST_PART, ONCE, SPELL_SECONDS, fault, lasting
+from chaos.result import CadenceResult
+from chaos.systems import CADENCE_RETRIES
+
+METHOD = f"""\
+## Faults at a cadence
+
+Here faults come again and again into one run:
+
+```
+.venv/bin/python benchmarks/rl_chaos.py cadence --every 60 10 --groups {AROUND} {ALL} --steps 250 --seeds 0 --rounds 1
+.venv/bin/python benchmarks/rl_chaos.py page
+```
+
+Each run adds a line to `benchmarks/results/chaos_cadence.jsonl`; the table shows the last one of a system, group,
+cadence, seed and round. A round begins with an undisturbed run of the same steps and set-up.
+
+- **Draws.** Time from the first call of a tool is cut into intervals of that many seconds. In each of them comes one
+  fault, at a random moment and of a random kind, all kinds alike; both follow from the seed. One that finds nothing to
+  hurt, such as a process that is only being started, is replaced by the next of the draw. Intervals go on while a run
+  starts again.
+- **Groups.** `{ALL}` has all faults below but *{"* and *".join(ONCE)}*: the first undoes what
+  the store has confirmed, the second needs a moment of its own. `{AROUND}` leaves out those of the trainer and the
+  engine. A step of this task takes two to four seconds and a start half a minute, which is ten or more steps; where a
+  step takes minutes, the same start is a part of one. `{ALL}` says what a start costs, `{AROUND}` what all else does.
+- **Durations.** A fault that passes lasts for half of an interval at most (`LONGEST_PART` is {LONGEST_PART}), else as
+  below; calls fail for {SPELL_SECONDS:.0f} s. The clock jumps between three times of day, an hour apart.
+- **Set-up.** Tool server and store are started by the benchmark, with turnmill's own classes and so with the watch that
+  they have in a run, as a proxy and a wire must come between. The job has `retries: {CADENCE_RETRIES}`.
+
+| column | what |
+| --- | --- |
+| ETTR | time from the first call of a tool to the last step undisturbed, as a share of that with faults: what a user \
+waits for |
+| own ETTR | sum of the times of the steps that were kept, by the run's own clock (`timing_s/step`), as a share of the \
+same time: productive time as a share of all, as for Llama 3. A step that is slow because of a fault counts as \
+productive here; the undisturbed run's is in brackets |
+| lost each | turns lost, for each trajectory that was in flight when a fault came: each fault meets one step's |
+| late s | the seconds by which steps were late, of all faults together |
+| lasted s | for how long faults that pass were there; no recovery saves it where work needs what is gone |
+
+"""
+
+COSTS = """\
+What each fault cost: the seconds by which steps were late, on average, and in brackets how often it came. A delay is
+that of the faults in the same step, in equal parts, else of the last one before it."""
+
+HEADER = ("faults", "every s", "seed", "round", "result", "steps", "number", "turns lost", "lost each",
+          "effects repeated", "rewards faked", "left out", "ETTR", "own ETTR", "undisturbed s", "late s", "lasted s",
+          "commit")  # fmt: skip
+
+
+def section(results: Sequence[CadenceResult], titles: dict[str, str]) -> str:
+    """Return the section with the tables of all systems that were run."""
+    parts = [METHOD]
+    for system, title in titles.items():
+        own = sorted((r for r in results if r.system == system), key=_order)
+        parts.append(_tables(title, own) if own else f"### {title}: faults at a cadence\n\nNot run on this code.\n\n")
+    return "".join(parts).rstrip() + "\n"
+
+
+def _order(result: CadenceResult) -> tuple[float, str, int, int]:
+    return -result.every, result.fault, result.seed, result.round
+
+
+def _tables(title: str, results: Sequence[CadenceResult]) -> str:
+    lines = [f"### {title}: faults at a cadence", "", *_sentences(results), ""]
+    lines += ["| " + " | ".join(HEADER) + " |", "| " + " | ".join("---" for _ in HEADER) + " |"]
+    lines += ["| " + " | ".join(row(result)) + " |" for result in results]
+    cadences = sorted({result.every for result in results}, reverse=True)
+    lines += ["", COSTS, ""]
+    lines += ["| fault | " + " | ".join(f"every {every:g} s" for every in cadences) + " |"]
+    lines += ["| --- | " + " | ".join("---" for _ in cadences) + " |"]
+    costs = {every: _costs(results, every) for every in cadences}
+    kinds = {kind for every in cadences for kind in costs[every]}
+    for kind in sorted(kinds, key=lambda kind: -max(statistics.fmean(c[kind]) for c in costs.values() if kind in c)):
+        lines.append(f"| {kind} | " + " | ".join(_cost(costs[every].get(kind, ())) for every in cadences) + " |")
+    return "\n".join(lines) + "\n\n"
+
+
+def row(result: CadenceResult) -> list[str]:
+    """Return the cells of a result."""
+    own = "" if result.own_ettr is None else f"{result.own_ettr:.0%} ({result.undisturbed_own_ettr or 0:.0%})"
+    return [
+        result.fault, f"{result.every:g}", str(result.seed), str(result.round),
+        result.outcome if result.outcome == "ended" else f"**{result.outcome}**", str(result.steps),
+        str(len(result.injected)), str(result.turns_lost), f"{result.turns_lost_each:.2f}",
+        str(result.effects_repeated), str(result.rewards_faked), str(result.left_out), f"{result.ettr:.0%}", own,
+        f"{result.undisturbed_seconds:.0f}", f"{sum(seconds for _, seconds in result.injected):.0f}",
+        f"{sum(lasting(fault(kind), result.every) for kind, _ in result.injected):.0f}", f"`{result.commit}`",
+    ]  # fmt: skip
+
+
+def _sentences(results: Sequence[CadenceResult]) -> list[str]:
+    """Return a sentence for each cadence and group."""
+    pairs = sorted({(r.every, r.fault) for r in results}, key=lambda pair: (-pair[0], pair[1]))
+    return [_sentence(each[0], each[1], [r for r in results if (r.every, r.fault) == each]) for each in pairs]
+
+
+def _sentence(every: float, group: str, results: Sequence[CadenceResult]) -> str:
+    ettr = f"ETTR {statistics.median(result.ettr for result in results):.0%}"
+    runs = "one run" if len(results) == 1 else f"{len(results)} runs (median)"
+    hung = sum(result.outcome == "hung" for result in results)
+    effects, rewards = sum(r.effects_repeated for r in results), sum(r.rewards_faked for r in results)
+    return (
+        f"- A fault of `{group}` every {every:g} s, {sum(len(r.injected) for r in results)} in all, in {runs}: {ettr}, "
+        f"hung {hung}, effects repeated {effects}, rewards faked {rewards}, turns lost "
+        f"{max(r.turns_lost_each for r in results):.2f} at most for each trajectory in flight."
+    )
+
+
+def _costs(results: Sequence[CadenceResult], every: float) -> dict[str, list[float]]:
+    costs: dict[str, list[float]] = {}
+    for kind, seconds in (injected for r in results if r.every == every for injected in r.injected):
+        costs.setdefault(kind, []).append(seconds)
+    return costs
+
+
+def _cost(seconds: Sequence[float]) -> str:
+    return f"{statistics.fmean(seconds):.1f} ({len(seconds)})" if seconds else ""

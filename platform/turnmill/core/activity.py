@@ -1,0 +1,62 @@
+"""Whether a process of this machine does anything: one that is stopped looks from outside like one that only waits."""
+
+import re
+import threading
+import time
+from pathlib import Path
+
+PULSE_SECONDS = 0.2
+
+_SWITCHES = re.compile(r"ctxt_switches:\s+(\d+)")
+# Of /proc/PID/stat, counted after the name of the program: proc_pid_stat(5).
+_STATE, _USER_TIME = 0, 11
+
+
+def activity(pid: int) -> str:
+    """Return how much a process has done, which differs as soon as one of its threads has run.
+
+    Empty if it is to run now, or waits for a disk: then it is not to blame.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if fields[_STATE] in "RD":
+            return ""
+        switches = [
+            int(number)
+            for status in Path(f"/proc/{pid}/task").glob("*/status")
+            for number in _SWITCHES.findall(status.read_text())
+        ]
+    except OSError:
+        return ""
+    return f"{fields[_USER_TIME]} {fields[_USER_TIME + 1]} {sum(switches)}" if any(switches) else ""
+
+
+class Stillness:
+    """Looks at processes in which a thread runs several times a second unless they are stopped.
+
+    Ray's workers have such threads, others begin one by `show_activity`.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[str, int]] = {}
+
+    def look(self, pid: int) -> int:
+        """Return at how many looks in a row a process had done nothing since the one before.
+
+        One alone may have met a machine that was frozen.
+        """
+        before, number = self._seen.get(pid, ("", 0))
+        done = activity(pid)
+        number = number + 1 if done and done == before else 0
+        self._seen[pid] = done, number
+        return number
+
+
+def show_activity() -> None:
+    """Start a thread that runs several times a second, whatever the others wait for."""
+    threading.Thread(target=_run_now_and_then, daemon=True, name="activity").start()
+
+
+def _run_now_and_then() -> None:
+    while True:
+        time.sleep(PULSE_SECONDS)
