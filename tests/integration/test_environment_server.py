@@ -1,6 +1,7 @@
 """`turnmill serve-environment`: OpenEnv's protocol, by real processes over HTTP and WebSockets."""
 
 import json
+import os
 import random
 import re
 import socket
@@ -330,19 +331,20 @@ def test_a_message_that_closes_the_session_makes_room_too(new_server):
             assert next_client.reset(seed=1)["done"] is False
 
 
-def test_a_killed_client_frees_its_session_and_its_process(new_server):
-    server = new_server("tetris", "--max-sessions", "1")
+@pytest.mark.parametrize("action", [None, "misbehave"])
+def test_a_killed_client_frees_its_session_and_its_process(new_server, action):
+    server = new_server(HOSTILE, "--max-sessions", "1", "--set", "onStep=hangs", "--step-timeout", "3600")
     idle = len(descendants(server.process.pid))
     program = (
         "from support.environment_server import Client\n"
         f"client = Client({server.url!r})\n"
         "client.reset(seed=1)\n"
+        f"{action!r} and client.send('step', action={action!r})\n"
         "print('playing', flush=True)\n"
         "client.receive()\n"
     )
-    client = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, env={"PYTHONPATH": ":".join(sys.path)}
-    )
+    variables = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    client = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=variables)
     assert client.stdout is not None
     assert client.stdout.readline() == b"playing\n"
     assert len(descendants(server.process.pid)) == idle + 1
@@ -353,6 +355,17 @@ def test_a_killed_client_frees_its_session_and_its_process(new_server):
     eventually(lambda: len(descendants(server.process.pid)) == idle)
     with server.session() as next_client:
         assert next_client.reset(seed=1)["done"] is False
+
+
+def test_messages_may_be_sent_ahead(game_server):
+    episode = played_here("tetris", 5)
+    with game_server("tetris").session() as client:
+        client.send("reset", seed=episode.seed)
+        for action in episode.actions:
+            client.send("step", action=action)
+        answers = [client.receive()["data"] for _ in episode.results]
+
+    assert [(each["observation"]["text"], each["reward"], each["done"]) for each in answers] == episode.results
 
 
 def test_an_idle_session_ends(new_server):

@@ -2,10 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Coroutine
 from contextlib import suppress
 
 from pydantic import JsonValue, ValidationError
+from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from turnmill.environment_server.messages import (
@@ -31,6 +32,8 @@ class Conversation:
         self._socket = socket
         self._sessions = sessions
         self._idle_seconds = idle_seconds
+        self._next: asyncio.Task[Message] | None = None
+        """The client's next message, or its end, which is awaited during an answer, too."""
 
     async def run(self) -> None:
         """Hold the conversation; a client that goes away ends it."""
@@ -41,6 +44,9 @@ class Conversation:
                     await self._answer_all(session)
             except SessionEndError as error:
                 await self._send(error.as_message())
+            finally:
+                if self._next is not None:
+                    self._next.cancel()
             await self._socket.close()
 
     async def _answer_all(self, session: Session) -> None:
@@ -49,7 +55,7 @@ class Conversation:
                 message = parse_message(await self._receive(session))
                 if isinstance(message, CloseMessage):
                     return
-                await self._send(await self._answer(session, message))
+                await self._send(await self._unless_gone(self._answer(session, message)))
             except ProtocolError as error:
                 await self._send(error.as_message())
                 if isinstance(error, SessionEndError):
@@ -71,17 +77,34 @@ class Conversation:
     async def _receive(self, session: Session) -> str | bytes:
         """Return the next message. Raises SessionEndError if none comes in time, or the server stops meanwhile."""
         end = self._sessions.ended if session.state.in_progress else self._sessions.draining
-        message, ended = asyncio.create_task(self._socket.receive()), asyncio.create_task(end.wait())
+        message, ended = self._next_message(), asyncio.create_task(end.wait())
         try:
             await asyncio.wait({message, ended}, timeout=self._idle_seconds, return_when=asyncio.FIRST_COMPLETED)
-            if message.done():
-                return _content(message.result())
         finally:
-            message.cancel()
             ended.cancel()
+        if message.done():
+            self._next = None
+            return _content(message.result())
         if end.is_set():
             raise stopping()
         raise SessionEndError("SESSION_ERROR", f"The session was idle for {self._idle_seconds:g} s.")
+
+    async def _unless_gone(self, answer: Coroutine[None, None, JsonObject]) -> JsonObject:
+        """Return an answer; give it up, with its environment, as soon as the client goes away."""
+        answering, message = asyncio.create_task(answer), self._next_message()
+        try:
+            await asyncio.wait({answering, message}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                _content(message.result())
+            return await answering
+        finally:
+            answering.cancel()
+            await asyncio.wait({answering})
+
+    def _next_message(self) -> asyncio.Task[Message]:
+        if self._next is None:
+            self._next = asyncio.create_task(self._socket.receive())
+        return self._next
 
     async def _send(self, message: JsonObject) -> None:
         await self._socket.send_text(json_text(message))
@@ -113,8 +136,9 @@ def problems(error: ValidationError) -> list[JsonValue]:
     return [{"type": each["type"], "loc": list(each["loc"]), "msg": each["msg"]} for each in found]
 
 
-def _content(message: Mapping[str, object]) -> str | bytes:
+def _content(message: Message) -> str | bytes:
+    """Return the text of a message. Raises WebSocketDisconnect if it is the client's end."""
     if message["type"] == "websocket.disconnect":
         raise WebSocketDisconnect
-    content = message.get("text") or message.get("bytes")
-    return content if isinstance(content, str | bytes) else ""
+    content: str | bytes = message.get("text") or message.get("bytes") or ""
+    return content

@@ -96,14 +96,19 @@ def run_server(settings: ServerSettings) -> None:
 def describe(environment: WorkerSettings) -> tuple[Description, tuple[str, ...]]:
     """Return the description of an environment and its actions; of one with an interpreter of its own, none.
 
-    Raises SettingsError if there is no such environment, or its task or options are wrong.
+    Raises SettingsError if there is no such environment, or it cannot be created with its task and options.
     """
     name = f"{environment.name} {environment.task or ''}".strip()
     if environment.python is not None:
         return Description(name, f"The environment {name} of turnmill."), ()
-    made = registry.create(environment.name, environment.task, environment.max_turns, environment.options)
-    with contextlib.closing(made):
-        return Description(name, (type(made).__doc__ or name).partition("\n")[0]), tuple(made.actions)
+    try:
+        made = registry.create(environment.name, environment.task, environment.max_turns, environment.options)
+    except SettingsError:
+        raise
+    except Exception as error:
+        # A class of the user's own may raise anything.
+        raise SettingsError(f"environment.name: {name} cannot be created: {type(error).__name__}: {error}.") from error
+    return Description(name, (type(made).__doc__ or name).partition("\n")[0]), tuple(made.actions)
 
 
 async def _check(new_process: Callable[[], EnvironmentProcess]) -> None:

@@ -25,6 +25,7 @@ def test_an_option_that_cannot_be_read_is_named(pair: str):
         (["babyay"], "NAME: there is no environment 'babyay'. Did you mean 'babyai'?"),
         (["tetris", "--task", "x"], "--task: tetris has no task 'x'."),
         (["tetris", "--set", "widht=4"], "--set widht: tetris has no such option. Did you mean 'width'?"),
+        (["support.environments:Hostile", "--set", "onMake=raises"], "cannot be created: ValueError: it hurts."),
         (["tetris", "--python", "/nowhere/python"], "/nowhere/python"),
         (["tetris", "--host", "192.0.2.1"], "cannot be served on --host 192.0.2.1"),
     ],
