@@ -245,6 +245,9 @@ def test_the_server_describes_itself(game_server):
     ].keys()
     assert schema["state"]["properties"].keys() == {"episode_id", "step_count", "seed", "done"}
     assert server.post("/mcp", "{}").json()["error"]["code"] == -32601
+    assert {"/reset", "/step", "/state"} <= server.get("/openapi.json").json()["paths"].keys()
+    assert server.get("/tasks").json() == {"detail": "GET /tasks: Not Found."}
+    assert server.get("/reset").status_code == 405
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,17 @@
 """The environment server's HTTP application: OpenEnv's endpoints, and its sessions over WebSockets."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TypeVar
 
-from fastapi import FastAPI
 from pydantic import BaseModel, JsonValue, ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from turnmill import __version__
@@ -58,34 +61,36 @@ def create_app(
     token: str | None = None,
     idle_seconds: float,
     max_message_bytes: int,
-) -> FastAPI:
+) -> Starlette:
     """Return the application."""
-    app = FastAPI(title=f"turnmill: {description.name}", version=__version__, docs_url=None, redoc_url=None)
-    app.add_middleware(AccessMiddleware, allowed_hosts=allowed_hosts, token=token)
-    app.add_exception_handler(RefusedRequestError, _refuse)
-    app.add_exception_handler(ClientDisconnect, answer_nobody)
-    _add_descriptions(app, sessions, description)
-    _add_single_requests(app, sessions, max_message_bytes)
 
-    @app.websocket("/ws")
     async def play(socket: WebSocket) -> None:
         await Conversation(socket, sessions, idle_seconds=idle_seconds).run()
 
-    return app
+    routes = [*_descriptions(sessions, description), *_single_requests(sessions, max_message_bytes)]
+    return Starlette(
+        routes=[*routes, _openapi(routes, description), WebSocketRoute("/ws", play)],
+        middleware=[Middleware(AccessMiddleware, allowed_hosts=allowed_hosts, token=token)],
+        exception_handlers={
+            RefusedRequestError: _refuse,
+            HTTPException: _unknown_path,
+            ClientDisconnect: answer_nobody,
+        },
+    )
 
 
-def _add_descriptions(app: FastAPI, sessions: Sessions, description: Description) -> None:
-    async def health() -> Response:
+def _descriptions(sessions: Sessions, description: Description) -> list[Route]:
+    async def health(request: Request) -> Response:
         """Return whether sessions may begin."""
         if sessions.draining.is_set():
             return _json({"status": "unhealthy"}, HTTPStatus.SERVICE_UNAVAILABLE)
         return _json({"status": "healthy"})
 
-    async def metadata() -> Response:
+    async def metadata(request: Request) -> Response:
         """Return name and description of the environment."""
         return _json({"name": description.name, "description": description.text, "version": __version__})
 
-    async def schema() -> Response:
+    async def schema(request: Request) -> Response:
         """Return the JSON schemas of actions, observations and states."""
         models: dict[str, type[BaseModel]] = {
             "action": TextAction,
@@ -95,25 +100,22 @@ def _add_descriptions(app: FastAPI, sessions: Sessions, description: Description
         }
         return _json({name: model.model_json_schema() for name, model in models.items()})
 
-    async def tools() -> Response:
+    async def tools(request: Request) -> Response:
         """Say that there are no tools, by the protocol of MCP."""
-        error: JsonObject = {"code": JSON_RPC_NO_METHOD, "message": "The environment has no tools: use /ws."}
-        return _json({"jsonrpc": "2.0", "id": None, "error": dict(error)})
+        error: dict[str, JsonValue] = {"code": JSON_RPC_NO_METHOD, "message": "The environment has no tools: use /ws."}
+        return _json({"jsonrpc": "2.0", "id": None, "error": error})
 
-    handlers: dict[str, Callable[[], Awaitable[Response]]] = {
-        "/health": health,
-        "/metadata": metadata,
-        "/schema": schema,
-    }
-    for path, handler in handlers.items():
-        app.get(path)(handler)
-    app.post("/mcp")(tools)
+    return [
+        Route("/health", health),
+        Route("/metadata", metadata),
+        Route("/schema", schema),
+        Route("/mcp", tools, methods=["POST"]),
+    ]
 
 
-def _add_single_requests(app: FastAPI, sessions: Sessions, max_bytes: int) -> None:
-    """Add the requests outside of sessions, each of which has an environment of its own, as in OpenEnv's server."""
+def _single_requests(sessions: Sessions, max_bytes: int) -> list[Route]:
+    """Return the requests outside of sessions, each of which has an environment of its own, as in OpenEnv's server."""
 
-    @app.post("/reset")
     async def reset(request: Request) -> Response:
         """Return the first observation of an episode, which ends at once: for episodes, use /ws."""
         parsed = _parse(ResetRequest, await _read_body(request, max_bytes) or b"{}")
@@ -125,16 +127,34 @@ def _add_single_requests(app: FastAPI, sessions: Sessions, max_bytes: int) -> No
             status = HTTPStatus.INTERNAL_SERVER_ERROR if is_failure else HTTPStatus.SERVICE_UNAVAILABLE
             raise RefusedRequestError(status, str(error)) from error
 
-    @app.post("/step")
     async def step(request: Request) -> Response:
         """Refuse a step, as there is no episode outside of a session."""
         _parse(StepRequest, await _read_body(request, max_bytes))
         raise RefusedRequestError(HTTPStatus.CONFLICT, "Outside of a session there is no episode: use /ws.")
 
-    @app.get("/state")
-    async def state() -> Response:
+    async def state(request: Request) -> Response:
         """Return the state of an environment without an episode."""
         return _json(EpisodeState().model_dump())
+
+    return [Route("/reset", reset, methods=["POST"]), Route("/step", step, methods=["POST"]), Route("/state", state)]
+
+
+def _openapi(routes: Sequence[Route], description: Description) -> Route:
+    """Return the list of all paths in the form of OpenAPI, by which OpenEnv's validation knows a server."""
+    paths: dict[str, JsonValue] = {
+        route.path: {
+            method.lower(): {"summary": route.endpoint.__doc__, "responses": {"200": {"description": "JSON"}}}
+            for method in sorted(route.methods or ())
+            if method != "HEAD"
+        }
+        for route in routes
+    }
+    info: dict[str, JsonValue] = {"title": f"turnmill: {description.name}", "version": __version__}
+
+    async def openapi(request: Request) -> Response:
+        return _json({"openapi": "3.1.0", "info": info, "paths": paths})
+
+    return Route("/openapi.json", openapi)
 
 
 def _parse(model: type[RequestModel], body: bytes) -> RequestModel:
@@ -158,6 +178,11 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
 async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, RefusedRequestError)
     return _json({"detail": error.detail}, error.status)
+
+
+async def _unknown_path(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _json({"detail": f"{request.method} {request.url.path}: {error.detail}."}, HTTPStatus(error.status_code))
 
 
 def _json(data: JsonObject, status: HTTPStatus = HTTPStatus.OK) -> Response:

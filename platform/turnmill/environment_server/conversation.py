@@ -131,7 +131,7 @@ def parse_message(raw: str | bytes) -> ClientMessage:
 
 
 def problems(error: ValidationError) -> list[JsonValue]:
-    """Return what is wrong with a message, in the form of FastAPI's own errors."""
+    """Return what is wrong with a message, one entry per field."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     return [{"type": each["type"], "loc": list(each["loc"]), "msg": each["msg"]} for each in found]
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from turnmill.core.errors import EnvironmentFailedError, SettingsError
 from turnmill.core.http_access import read_token
@@ -119,7 +119,7 @@ async def _check(new_process: Callable[[], EnvironmentProcess]) -> None:
         raise SettingsError(str(error)) from error
 
 
-async def _serve(settings: ServerSettings, app: FastAPI, sessions: Sessions, listener: socket.socket) -> None:
+async def _serve(settings: ServerSettings, app: Starlette, sessions: Sessions, listener: socket.socket) -> None:
     config = uvicorn.Config(
         app,
         http=UpgradingHttpProtocol,
