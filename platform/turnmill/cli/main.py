@@ -26,6 +26,7 @@ from turnmill.cli.gateway import gateway
 from turnmill.cli.interruption import interruptible
 from turnmill.cli.job_file import Overrides, load
 from turnmill.cli.retriever import retriever
+from turnmill.cli.serve_environment import serve_environment
 from turnmill.cli.tool_server import FireStyleCommand, tool_server
 from turnmill.cli.trajectories import trajectories
 from turnmill.cli.view import view
@@ -203,6 +204,7 @@ def report(
 app.command("tool-server", cls=FireStyleCommand)(tool_server)
 app.command("call-tool", cls=FireStyleCommand)(call_tool)
 app.command()(gateway)
+app.command()(serve_environment)
 app.command()(doctor)
 app.command()(evaluate)
 app.command()(export)

@@ -14,9 +14,9 @@ from starlette.requests import ClientDisconnect
 
 from turnmill import __version__
 from turnmill.core.errors import ToolError
+from turnmill.core.http_access import AccessMiddleware, read_token
 from turnmill.core.http_connections import answer_nobody
 from turnmill.observability.tool_metrics import ToolMetrics
-from turnmill.tool_server.access import AccessMiddleware, read_token
 from turnmill.tool_server.call_result import CallResult, tool_error_result
 from turnmill.tool_server.calls import RELEASE_SECONDS, Action, CallExecutor
 from turnmill.tool_server.completions import Completions, add_completions

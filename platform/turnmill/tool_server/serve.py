@@ -8,10 +8,10 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from turnmill.core.errors import SettingsError, ToolUnavailableError
+from turnmill.core.http_access import read_token
 from turnmill.core.http_connections import listen
 from turnmill.core.supervisor import OnReady, Supervisor
 from turnmill.observability.worker_metrics import metrics_of_workers
-from turnmill.tool_server.access import read_token
 from turnmill.tool_server.settings import ServerSettings
 from turnmill.tool_server.threads import exit_despite_threads
 from turnmill.tool_server.tool_set import FINISH

@@ -8,8 +8,8 @@ import pytest
 
 from support.tool_server import Echo, MemoryStore, tool_context
 from turnmill.core.errors import SettingsError
+from turnmill.core.http_access import read_token
 from turnmill.observability.tool_metrics import ToolMetrics
-from turnmill.tool_server.access import read_token
 from turnmill.tool_server.app import Worker, build_app, build_metrics_app
 from turnmill.tool_server.calls import CallExecutor
 from turnmill.tool_server.settings import ServerSettings

@@ -1,4 +1,4 @@
-"""Who may call a tool server: hosts, origins and the bearer token."""
+"""Who may call a server: hosts, origins and the bearer token."""
 
 import secrets
 from collections.abc import Iterable
@@ -34,8 +34,8 @@ class AccessMiddleware:
         self._credentials = None if token is None else f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass an allowed request on."""
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        """Pass an allowed request on; also one for a WebSocket."""
+        refusal = self._refusal(scope) if scope["type"] in ("http", "websocket") else None
         await (refusal or self._app)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
