@@ -180,4 +180,4 @@ def _reason(failure: Json) -> str:
     if not isinstance(failure, dict):
         return str(failure)[:_MAX_ERROR_CHARACTERS]
     told = [str(failure[key]) for key in ("code", "message", "errors") if failure.get(key)]
-    return " ".join(told or [json.dumps(failure)])[:_MAX_ERROR_CHARACTERS]
+    return " ".join(told or [json.dumps(failure)])[:_MAX_ERROR_CHARACTERS].rstrip(".")
