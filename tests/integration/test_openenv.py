@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -118,6 +119,23 @@ def test_an_episode_after_a_lost_session_begins_in_another_one(url):
     environment.close()
 
 
+def test_a_session_that_ends_between_two_episodes_costs_none_of_them():
+    sessions: list[ServerConnection] = []
+
+    def one_episode(connection: ServerConnection) -> None:
+        sessions.append(connection)
+        for _ in range(2):
+            connection.recv()
+            connection.send(json.dumps(observation({"text": str(len(sessions))}, 1.0, True)))
+
+    with served(one_episode) as url:
+        environment = create(url)
+        for number in ("1", "2", "3"):
+            assert environment.reset(seed=0) == number
+            assert environment.step("1").observation == number
+        environment.close()
+
+
 def test_a_late_answer_is_not_taken_for_that_to_the_next_request():
     asked = threading.Event()
 
@@ -171,6 +189,8 @@ def test_the_end_of_a_session_is_waited_for_so_that_it_is_free():
     def noting_the_end(connection: ServerConnection) -> None:
         for raw in connection:
             if json.loads(raw)["type"] == "close":
+                # As an environment that takes its time to release what it holds.
+                time.sleep(0.2)
                 ended.set()
                 return
             connection.send(json.dumps(observation({"text": "?"})))

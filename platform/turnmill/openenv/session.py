@@ -43,6 +43,10 @@ class ServerRefusedError(EnvironmentFailedError):
         self.code = code
 
 
+class SessionLostError(EnvironmentFailedError):
+    """The connection is closed, and with it the session."""
+
+
 class OpenEnvSession:
     """A session, which begins with its first reset. Whatever fails it ends it: its state cannot be had again."""
 
@@ -59,10 +63,15 @@ class OpenEnvSession:
         """
         last_try = time.monotonic() + self.timeout_seconds
         while True:
-            if not self._is_open():
+            is_new = self._socket is None
+            if is_new:
                 self._socket = self._connect()
             try:
                 return _reply(self._request("reset", parameters))
+            except SessionLostError:
+                # Between two episodes, nothing is lost with it.
+                if is_new:
+                    raise
             except ServerRefusedError as error:
                 if error.code != FULL or time.monotonic() >= last_try:
                     raise
@@ -93,11 +102,6 @@ class OpenEnvSession:
             socket.send(json.dumps({"type": "close"}))
             socket.recv(timeout=CLOSE_SECONDS)
         socket.close()
-
-    def _is_open(self) -> bool:
-        from websockets.protocol import State
-
-        return self._socket is not None and self._socket.state is State.OPEN
 
     def _connect(self) -> "ClientConnection":
         from websockets.exceptions import WebSocketException
@@ -135,7 +139,8 @@ class OpenEnvSession:
                 self._socket.send(message)
             answer = json.loads(self._socket.recv(timeout=self.timeout_seconds))
         except (OSError, WebSocketException, ValueError) as error:
-            raise EnvironmentFailedError(
+            lost = SessionLostError if isinstance(error, ConnectionClosed) else EnvironmentFailedError
+            raise lost(
                 f"The connection to the OpenEnv server failed during a {kind}: {error or type(error).__name__}. The "
                 "session is lost."
             ) from error
