@@ -40,12 +40,16 @@ def call(name: str, **arguments: Any) -> str:
 async def begin(tmp_path: Path) -> AsyncIterator[Begin]:
     loops: list[HarnessLoop] = []
 
-    def create(url: str, script: Script, agent: dict[str, object] | None = None, **options: object) -> HarnessLoop:
+    def create(
+        url: str, script: Script, agent: dict[str, object] | None = None, source: str = SOURCE, **options: object
+    ) -> HarnessLoop:
         run_dir = tmp_path / f"run{len(loops)}"
         RunFolder(run_dir).create()
         settings = {"type": "harness", "entryPoint": "turnmill.openenv:play", "reward": "program", "groupSize": 2}
         lengths = {"maxPromptLength": 4096, "maxResponseLength": 4096}
-        environment = {"name": SOURCE, "options": {"url": url, "observationField": "metadata.question", **options}}
+        if source == SOURCE:
+            options = {"url": url, "observationField": "metadata.question"} | options
+        environment = {"name": source, "options": options}
         job = job_of(settings | lengths | (agent or {}), environment, algorithm={"type": "grpo"}, tasksPerStep=1)
         policy = ScriptedPolicy(TOKENIZER, script)
         loops.append(HarnessLoop(server_manager=policy, tokenizer=TOKENIZER, job=job, run_dir=run_dir))
@@ -142,7 +146,7 @@ async def test_a_full_conversation_leaves_the_reward(begin: Begin):
 
 
 async def test_an_answer_without_a_call_has_the_reward_of_the_reset_or_none(begin: Begin):
-    with served(Vault()) as url, served(Vault((0.5,))) as rewarding:
+    with served(Vault()) as url, served(Vault(0.5)) as rewarding:
         assert (await played(begin(url, [f"no{END}"]))).summary.reward == 0.0
         assert (await played(begin(rewarding, [f"no{END}"]))).summary.reward == 0.5
 
@@ -173,7 +177,7 @@ async def test_calls_after_the_end_are_not_sent(begin: Begin):
 
 
 async def test_a_lost_session_fails_the_trajectory_whatever_reward_it_had(begin: Begin):
-    with served(Vault((0.5,))) as url:
+    with served(Vault(0.5)) as url:
         failure = await failed(begin(url, [call("look"), call("burst")]))
 
     assert failure.cause == "harness"
@@ -208,6 +212,25 @@ async def test_an_environment_without_tools_is_reported_with_the_way_out(begin: 
 
     assert "lists no tools: -32603 Environment does not support MCP" in failure.message
     assert "take type verlog" in failure.message
+
+
+async def test_rows_of_a_data_set_name_server_and_reset(begin: Begin, tmp_path: Path):
+    vault = Vault()
+    with served(vault) as url:
+        info = {"openenv": {"url": url, "reset": {"seed": 7}}}
+        rows = [json.dumps({"prompt": "Open it.", "extra_info": info})] * 2
+        (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+
+        loop = begin(url, [call("open", digit=7)], source="dataset", path=str(tmp_path / "rows.jsonl"))
+
+        assert (await played(loop)).summary.reward == 1.0
+    assert vault.sessions[0][0]["data"] == {"seed": 7}
+
+
+async def test_tasks_without_a_server_are_reported_with_the_way_out(begin: Begin):
+    failure = await failed(begin("", [f"no{END}"], source="arithmetic"))
+
+    assert "Take turnmill.openenv.tasks:OpenEnvTasks" in failure.message
 
 
 def test_the_job_of_the_page_passes_its_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

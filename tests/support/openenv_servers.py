@@ -39,11 +39,12 @@ def served(session: Session) -> Iterator[str]:
 class Vault:
     """A vault with a number lock: `look` costs a tenth, `open` with the last digit of the seed ends it with 1.
 
-    Every other session opens with a reward, so that there is something to learn from a group whatever the policy does.
+    `wait` has no reward, `burst` breaks the connection.
     """
 
-    def __init__(self, opening_rewards: tuple[float | None, ...] = (None,)) -> None:
-        self.opening_rewards = opening_rewards
+    def __init__(self, opening_reward: float | None = None) -> None:
+        """Take the reward of the reset."""
+        self.opening_reward = opening_reward
         self.sessions: list[list[Reply]] = []
         """The messages of each session."""
 
@@ -51,7 +52,6 @@ class Vault:
         """Serve a session."""
         messages: list[Reply] = []
         self.sessions.append(messages)
-        reward = self.opening_rewards[len(self.sessions) % len(self.opening_rewards)]
         seed = 0
         for raw in connection:
             messages.append(message := json.loads(raw))
@@ -60,7 +60,7 @@ class Vault:
             if message["type"] == "reset":
                 seed = message["data"]["seed"]
                 question = {"question": "Which digit opens it?"}
-                reply = observation({"metadata": question}, reward)
+                reply = observation({"metadata": question}, self.opening_reward)
             elif message["type"] == "mcp":
                 reply = {"type": "mcp", "data": {"jsonrpc": "2.0", "id": 1, "result": {"tools": TOOLS}}}
             elif message["data"]["tool_name"] == "burst":

@@ -12,9 +12,13 @@ from typing import cast
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from turnmill.core.errors import SettingsError
 from turnmill.openenv.session import Json, JsonObject, OpenEnvSession, Reply, text_of
 
 Task = Mapping[str, Json]
+
+MESSAGE_TIMEOUT_SECONDS = 60.0
+"""Time that a server may take to answer, if the task gives none."""
 
 PAUSES_SECONDS = (1.0, 4.0)
 """Times before a completion that the gateway could not give for now is asked for again."""
@@ -27,8 +31,14 @@ def play(task: Task) -> dict[str, float]:
 
     Whatever fails the server raises EnvironmentFailedError, so that the trajectory fails and has no reward.
     """
-    info = cast(dict[str, JsonObject], task["info"])["openenv"]
-    with closing(OpenEnvSession(str(info["url"]), float(cast(float, info["message_timeout_seconds"])))) as session:
+    info = cast(dict[str, JsonObject], task["info"]).get("openenv")
+    if info is None:
+        raise SettingsError(
+            "environment.name: its tasks name no server of OpenEnv. Take turnmill.openenv.tasks:OpenEnvTasks, or rows "
+            'with extra_info: {"openenv": {"url": ...}}.'
+        )
+    timeout_seconds = cast(float, info.get("message_timeout_seconds", MESSAGE_TIMEOUT_SECONDS))
+    with closing(OpenEnvSession(str(info["url"]), timeout_seconds)) as session:
         return {"reward": _Episode(session, info).play(task)}
 
 
@@ -37,10 +47,10 @@ class _Episode:
 
     def __init__(self, session: OpenEnvSession, info: JsonObject) -> None:
         self.session = session
-        start = session.reset(cast(JsonObject, info["reset"]))
+        start = session.reset(cast(JsonObject, info.get("reset", {})))
         self.functions = [_function(tool) for tool in session.tools()]
-        self.opening = text_of(start.observation, cast("str | None", info["observation_field"]))
-        self.sums_rewards = info["reward"] == "total"
+        self.opening = text_of(start.observation, cast("str | None", info.get("observation_field")))
+        self.sums_rewards = info.get("reward") == "total"
         self.reward = start.reward or 0.0
         self.done = start.done
 

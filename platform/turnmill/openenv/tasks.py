@@ -7,6 +7,7 @@ from pydantic import Field, JsonValue
 from turnmill.core.errors import SettingsError
 from turnmill.core.seeds import VALIDATION_SEEDS
 from turnmill.jobs.options import EnvironmentOptions
+from turnmill.openenv.agent import MESSAGE_TIMEOUT_SECONDS
 from turnmill.tasks.base import Answer, Task, TaskSource, stable_hash
 
 _SEEDS = 2**31
@@ -30,7 +31,7 @@ class OpenEnvTaskOptions(EnvironmentOptions):
     reward: Literal["last", "total"] = "last"
     """Reward of an episode: that of its last step that has one, as in OpenEnv's own rollouts, or the sum of all."""
 
-    message_timeout_seconds: float = Field(default=60, gt=0)
+    message_timeout_seconds: float = Field(default=MESSAGE_TIMEOUT_SECONDS, gt=0)
     """Time that the server may take to answer."""
 
 
