@@ -2,9 +2,12 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
@@ -15,6 +18,7 @@ from turnmill.core.errors import SettingsError
 from turnmill.core.seeds import VALIDATION_SEEDS
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.observability.run_folder import RunFolder
+from turnmill.openenv import agent
 from turnmill.rollout.harness.episode import EpisodeResult
 from turnmill.rollout.harness.loop import HarnessLoop
 from turnmill.tasks import Answer, create_source
@@ -41,16 +45,16 @@ async def begin(tmp_path: Path) -> AsyncIterator[Begin]:
     loops: list[HarnessLoop] = []
 
     def create(
-        url: str, script: Script, agent: dict[str, object] | None = None, source: str = SOURCE, **options: object
+        url: str, script: Script, settings: dict[str, object] | None = None, source: str = SOURCE, **options: object
     ) -> HarnessLoop:
         run_dir = tmp_path / f"run{len(loops)}"
         RunFolder(run_dir).create()
-        settings = {"type": "harness", "entryPoint": "turnmill.openenv:play", "reward": "program", "groupSize": 2}
+        harness = {"type": "harness", "entryPoint": "turnmill.openenv:play", "reward": "program", "groupSize": 2}
         lengths = {"maxPromptLength": 4096, "maxResponseLength": 4096}
         if source == SOURCE:
             options = {"url": url, "observationField": "metadata.question"} | options
         environment = {"name": source, "options": options}
-        job = job_of(settings | lengths | (agent or {}), environment, algorithm={"type": "grpo"}, tasksPerStep=1)
+        job = job_of(harness | lengths | (settings or {}), environment, algorithm={"type": "grpo"}, tasksPerStep=1)
         policy = ScriptedPolicy(TOKENIZER, script)
         loops.append(HarnessLoop(server_manager=policy, tokenizer=TOKENIZER, job=job, run_dir=run_dir))
         return loops[-1]
@@ -240,6 +244,43 @@ def test_the_job_of_the_page_passes_its_check(tmp_path: Path, capsys: pytest.Cap
     )
 
     assert main(["check", str(tmp_path / "job.yaml")]) == 0, capsys.readouterr().err
+
+
+@pytest.fixture
+def statuses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """A gateway that answers with these statuses, one after the other; what is left has not been asked for."""
+    left: list[int] = []
+
+    class Gateway(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(left.pop(0))
+            self.end_headers()
+            self.wfile.write(b'{"choices": [{"message": {"content": "hi"}}], "error": {"code": "unavailable"}}')
+
+    monkeypatch.setattr(agent, "PAUSES_SECONDS", (0.01, 0.01))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
+        monkeypatch.setenv("OPENAI_API_KEY", "key")
+        monkeypatch.setenv("OPENAI_MODEL", "policy")
+        yield left
+        server.shutdown()
+
+
+def test_an_engine_that_is_away_for_a_moment_is_asked_again(statuses: list[int]):
+    statuses += [503, 503, 200]
+
+    assert agent.complete([], []) == {"content": "hi"}
+
+
+@pytest.mark.parametrize("answers", [[503, 503, 503, 200], [400, 200]])
+def test_a_request_that_stays_refused_fails(statuses: list[int], answers: list[int]):
+    statuses += answers
+
+    with pytest.raises(HTTPError):
+        agent.complete([], [])
+    assert statuses == [200]
 
 
 def test_a_job_that_rewards_by_the_task_is_told_to_take_the_programs_reward():
