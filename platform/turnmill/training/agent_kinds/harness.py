@@ -4,6 +4,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 
+from turnmill.core.errors import SettingsError
 from turnmill.jobs.harness_agent import HarnessAgent
 from turnmill.jobs.problems import Problem
 from turnmill.jobs.values import Values
@@ -26,8 +27,9 @@ class HarnessKind(AgentKind[HarnessAgent]):
 
     @classmethod
     def problems(cls, values: Values) -> Iterator[Problem]:
-        """Yield problems with the tasks, which must fit into JSON, and with the function that plays them."""
+        """Yield problems with the tasks, which must fit into JSON, their rewards, and the function that plays them."""
         yield from checks.task_problems(values, as_json=True)
+        yield from _reward_problems(values)
         if (target := values["spec.agent.entryPoint"]) is not None:
             yield from _entry_point_problems(target, values["spec.agent.python"])
 
@@ -35,6 +37,21 @@ class HarnessKind(AgentKind[HarnessAgent]):
     def warm_start_problems(cls, values: Values) -> Iterator[Problem]:
         """Yield a problem if the tasks have no demonstrations."""
         yield from checks.demonstration_problems(values)
+
+
+def _reward_problems(values: Values) -> Iterator[Problem]:
+    """Yield a problem if the task is to reward what only its environment can."""
+    from turnmill.openenv.tasks import OpenEnvTasks
+    from turnmill.tasks.registry import find_source
+
+    try:
+        source = find_source(values["spec.environment.name"])
+    except SettingsError:
+        # Reported by `task_problems`.
+        return
+    reward = values["spec.agent.reward"]
+    if issubclass(source, OpenEnvTasks) and reward == "task":
+        yield Problem("spec.agent.reward", reward, "asks the task for what the environment gives", "Set it to program.")
 
 
 def _entry_point_problems(target: str, python: str | None) -> Iterator[Problem]:
