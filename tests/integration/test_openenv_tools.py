@@ -189,6 +189,13 @@ async def test_a_lost_session_fails_the_trajectory_whatever_reward_it_had(begin:
     assert "The session is lost" in failure.message
 
 
+async def test_a_tool_that_the_environment_does_not_reach_fails_the_trajectory(begin: Begin):
+    with served(Vault(0.5)) as url:
+        failure = await failed(begin(url, [call("phone"), f"no{END}"]))
+
+    assert "The environment did not reach a tool: Unknown tool: phone" in failure.message
+
+
 async def test_an_error_of_the_server_fails_the_trajectory(begin: Begin):
     def broken(connection: Any) -> None:
         for raw in connection:

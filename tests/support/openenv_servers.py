@@ -39,7 +39,7 @@ def served(session: Session) -> Iterator[str]:
 class Vault:
     """A vault with a number lock: `look` costs a tenth, `open` with the last digit of the seed ends it with 1.
 
-    `wait` has no reward, `burst` breaks the connection.
+    `wait` has no reward, `burst` breaks the connection, `phone` does not reach anybody.
     """
 
     def __init__(self, opening_reward: float | None = None) -> None:
@@ -79,7 +79,8 @@ class Vault:
             return observation({"metadata": {"is_open": is_open}}, float(is_open), True)
         if name == "wait":
             return observation(called(name, result={"content": [], "data": {"minutes": 5}}))
-        return observation(called(name, error={"error_type": "tool_not_found", "message": f"Unknown tool: {name}"}))
+        reason = "transport_error" if name == "phone" else "tool_not_found"
+        return observation(called(name, error={"error_type": reason, "message": f"Unknown tool: {name}"}))
 
 
 TOOLS = [

@@ -12,7 +12,7 @@ from typing import cast
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from turnmill.core.errors import SettingsError
+from turnmill.core.errors import EnvironmentFailedError, SettingsError
 from turnmill.openenv.session import Json, JsonObject, OpenEnvSession, Reply, text_of
 
 Task = Mapping[str, Json]
@@ -23,7 +23,7 @@ MESSAGE_TIMEOUT_SECONDS = 60.0
 PAUSES_SECONDS = (1.0, 4.0)
 """Times before a completion that the gateway could not give for now is asked for again."""
 
-CONVERSATION_FULL = "context_length_exceeded"
+CONVERSATION_FULL, UNREACHABLE = "context_length_exceeded", "transport_error"
 
 
 def play(task: Task) -> dict[str, float]:
@@ -127,11 +127,16 @@ def _with_opening(messages: Sequence[JsonObject], opening: str) -> list[JsonObje
 
 
 def _result_text(reply: Reply) -> str:
-    """Return what a tool has returned, or the whole observation of an environment with replies of its own."""
+    """Return what a tool has returned, or the whole observation of an environment with replies of its own.
+
+    Raises EnvironmentFailedError if the environment could not reach the tool, which says nothing of the policy.
+    """
     observation = reply.observation
     if not isinstance(observation, dict) or "tool_name" not in observation:
         return text_of(observation, None)
     if isinstance(error := observation.get("error"), dict):
+        if error.get("error_type") == UNREACHABLE:
+            raise EnvironmentFailedError(f"The environment did not reach a tool: {error.get('message')}.")
         return f"Error: {error.get('message')}"
     result = observation.get("result")
     if isinstance(result, dict) and "data" in result:
