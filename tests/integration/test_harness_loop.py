@@ -476,7 +476,7 @@ print(json.dumps({"reward": 1, "seen": [sorted(os.environ), sorted(task), os.lis
     environment, task, files = seen
     assert "WANDB_API_KEY" not in environment
     assert {"MINE", "OPENAI_BASE_URL", "ANTHROPIC_BASE_URL", "HOME"} <= set(environment)
-    assert (task, files) == (["info", "messages", "number", "prompt"], [])
+    assert (task, files) == (["info", "max_turns", "messages", "number", "prompt"], [])
 
 
 async def test_children_that_a_program_leaves_are_ended(begin: Begin, tmp_path: Path):

@@ -2,11 +2,13 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
-from websockets.sync.server import ServerConnection, serve
+from websockets.sync.server import ServerConnection
 
+from support.openenv_servers import error, observation, served
 from turnmill import environments
 from turnmill.core.errors import EnvironmentFailedError, SettingsError
 
@@ -33,10 +35,8 @@ def guess_a_number(connection: ServerConnection) -> None:
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with serve(guess_a_number, "127.0.0.1", 0) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.socket.getsockname()[1]}"
-        server.shutdown()
+    with served(guess_a_number) as url:
+        yield url
 
 
 def create(url: str, **options: object) -> environments.Environment:
@@ -105,6 +105,130 @@ def test_an_unreachable_server_and_a_lost_connection_are_reported(url):
 
     with pytest.raises(EnvironmentFailedError, match="connection to the OpenEnv server failed during a step"):
         environment.step("hang up")
+
+
+def test_an_episode_after_a_lost_session_begins_in_another_one(url):
+    environment = create(url)
+    environment.reset(seed=3)
+    with pytest.raises(EnvironmentFailedError):
+        environment.step("hang up")
+
+    environment.reset(seed=4)
+
+    assert environment.step("4").terminated
+    environment.close()
+
+
+def test_a_session_that_ends_between_two_episodes_costs_none_of_them():
+    sessions: list[ServerConnection] = []
+
+    def one_episode(connection: ServerConnection) -> None:
+        sessions.append(connection)
+        for _ in range(2):
+            connection.recv()
+            connection.send(json.dumps(observation({"text": str(len(sessions))}, 1.0, True)))
+
+    with served(one_episode) as url:
+        environment = create(url)
+        for number in ("1", "2", "3"):
+            assert environment.reset(seed=0) == number
+            assert environment.step("1").observation == number
+        environment.close()
+
+
+def test_a_late_answer_is_not_taken_for_that_to_the_next_request():
+    asked = threading.Event()
+
+    def slow(connection: ServerConnection) -> None:
+        for raw in connection:
+            message = json.loads(raw)
+            if message["type"] == "step" and not asked.is_set():
+                asked.set()
+                connection.recv(timeout=30)
+            connection.send(json.dumps(observation({"text": message["type"]}, 1.0)))
+
+    with served(slow) as url:
+        environment = create(url, messageTimeoutSeconds=0.5)
+        environment.reset(seed=0)
+
+        with pytest.raises(EnvironmentFailedError, match="failed during a step: timed out"):
+            environment.step("1")
+        assert environment.reset(seed=0) == "reset"
+        assert environment.step("1").observation == "step"
+        environment.close()
+
+
+def full(connection: ServerConnection) -> None:
+    """Refuse a session as a server does that has no more."""
+    connection.send(json.dumps(error("Server at capacity: 1/1 sessions active", "CAPACITY_REACHED")))
+
+
+def test_a_session_is_waited_for_while_all_are_taken():
+    sessions: list[ServerConnection] = []
+
+    def taken_twice(connection: ServerConnection) -> None:
+        sessions.append(connection)
+        (full if len(sessions) < 3 else guess_a_number)(connection)
+
+    with served(taken_twice) as url:
+        environment = create(url)
+
+        assert environment.reset(seed=0) == "guess, you"
+        assert len(sessions) == 3
+        environment.close()
+
+
+def test_a_server_that_stays_full_is_reported_with_the_way_out():
+    with served(full) as url, pytest.raises(EnvironmentFailedError, match=r"CAPACITY_REACHED .*1/1 .* more sessions"):
+        create(url, messageTimeoutSeconds=0.6).reset(seed=0)
+
+
+def test_the_end_of_a_session_is_waited_for_so_that_it_is_free():
+    ended = threading.Event()
+
+    def noting_the_end(connection: ServerConnection) -> None:
+        for raw in connection:
+            if json.loads(raw)["type"] == "close":
+                # As an environment that takes its time to release what it holds.
+                time.sleep(0.2)
+                ended.set()
+                return
+            connection.send(json.dumps(observation({"text": "?"})))
+
+    with served(noting_the_end) as url:
+        environment = create(url)
+        environment.reset(seed=0)
+        environment.close()
+
+        assert ended.is_set()
+
+
+def test_a_reward_that_is_no_number_fails_the_episode():
+    def wrong(connection: ServerConnection) -> None:
+        for _ in connection:
+            connection.send(json.dumps(observation({"text": "?"}, "much")))  # type: ignore[arg-type]
+
+    with served(wrong) as url, pytest.raises(EnvironmentFailedError, match="no finite number: 'much'"):
+        create(url).reset(seed=0)
+
+
+def test_listed_actions_are_sent_as_they_stand_in_the_job():
+    def moves(connection: ServerConnection) -> None:
+        for raw in connection:
+            direction = json.loads(raw)["data"].get("direction", "?")
+            connection.send(json.dumps(observation({"metadata": {"moved": direction}})))
+
+    with served(moves) as url:
+        options = {"url": url, "actionField": "direction", "observationField": "metadata.moved"}
+        environment = environments.create("openenv", options={**options, "actions": ["Up", "DOWN"]})
+        environment.reset(seed=0)
+
+        matched = [environment.match_action(answer) for answer in ("up", " DOWN ", "left")]
+        assert matched == ["up", "down", None]
+        assert [environment.step(action).observation for action in matched if action] == ["Up", "DOWN"]
+        assert environment.step(environment.default_action).observation == "Up"
+        assert environment.instruction_prompt().endswith("The actions you can take are: Up, DOWN.")
+        environment.close()
 
 
 def test_a_missing_field_is_reported_with_the_existing_ones(url):

@@ -152,7 +152,7 @@ class HarnessLoop:
                     return await self._run_program(episode.task, url, key, stop=trajectory.limit_reached)
                 return await ask_service(
                     self.agent.url,
-                    {**_task_fields(episode.task), "gateway": {"url": url, "key": key, "model": MODEL_NAME}},
+                    {**self._task_fields(episode.task), "gateway": {"url": url, "key": key, "model": MODEL_NAME}},
                     timeout_seconds=self.agent.timeout_seconds,
                     stop=trajectory.limit_reached,
                 )
@@ -176,7 +176,7 @@ class HarnessLoop:
             if self.agent.entry_point is not None:
                 command = entry_point_command(self.agent.entry_point, self.agent.python)
                 paths = import_paths(self.agent.python)
-            words, fields = filled(command, values), _task_fields(task)
+            words, fields = filled(command, values), self._task_fields(task)
             variables = _addresses(url, key) | paths | self.agent.variables
             if sandbox is not None:
                 return await run_sandboxed(
@@ -191,6 +191,16 @@ class HarnessLoop:
                 timeout_seconds=self.agent.timeout_seconds,
                 stop=stop,
             )
+
+    def _task_fields(self, task: Task) -> dict[str, object]:
+        """Return what a program reads of a task; the correct answer is not in it."""
+        return {
+            "number": task.number,
+            "prompt": _prompt(task),
+            "messages": [dict(message) for message in task.messages],
+            "info": dict(task.extra_info),
+            "max_turns": self.agent.max_turns,
+        }
 
     async def _reward(self, episode: HarnessEpisode, ended: Ended) -> float:
         if self.agent.reward == "program":
@@ -231,12 +241,6 @@ def _require_namespaces() -> None:
 def _prompt(task: Task) -> str:
     """Return the last message of a task, which an agent's command line takes."""
     return task.messages[-1]["content"] if task.messages else ""
-
-
-def _task_fields(task: Task) -> dict[str, object]:
-    """Return what a program reads of a task; the correct answer is not in it."""
-    messages = [dict(message) for message in task.messages]
-    return {"number": task.number, "prompt": _prompt(task), "messages": messages, "info": dict(task.extra_info)}
 
 
 def _addresses(url: str, key: str) -> dict[str, str]:

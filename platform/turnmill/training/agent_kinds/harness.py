@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from turnmill.core.errors import SandboxError
+from turnmill.core.errors import SandboxError, SettingsError
 from turnmill.jobs.harness_agent import HarnessAgent
 from turnmill.jobs.problems import MISSING, Problem
 from turnmill.jobs.values import Values
@@ -28,8 +28,9 @@ class HarnessKind(AgentKind[HarnessAgent]):
 
     @classmethod
     def problems(cls, values: Values) -> Iterator[Problem]:
-        """Yield problems with the tasks, which must fit into JSON, and with the function that plays them."""
+        """Yield problems with the tasks, which must fit into JSON, their rewards, and the function that plays them."""
         yield from checks.task_problems(values, as_json=True)
+        yield from _reward_problems(values)
         if (target := values["spec.agent.entryPoint"]) is not None:
             yield from _entry_point_problems(target, values["spec.agent.python"])
         if values["spec.agent.sandbox"] is not None:
@@ -54,6 +55,21 @@ def _sandbox_problems(paths: Sequence[str]) -> Iterator[Problem]:
     except SandboxError as error:
         reason, _, way_out = str(error).partition(". ")
         yield Problem("spec.agent.sandbox", MISSING, f"cannot be had on this machine: {reason}", way_out)
+
+
+def _reward_problems(values: Values) -> Iterator[Problem]:
+    """Yield a problem if the task is to reward what only its environment can."""
+    from turnmill.openenv.tasks import OpenEnvTasks
+    from turnmill.tasks.registry import find_source
+
+    try:
+        source = find_source(values["spec.environment.name"])
+    except SettingsError:
+        # Reported by `task_problems`.
+        return
+    reward = values["spec.agent.reward"]
+    if issubclass(source, OpenEnvTasks) and reward == "task":
+        yield Problem("spec.agent.reward", reward, "asks the task for what the environment gives", "Set it to program.")
 
 
 def _entry_point_problems(target: str, python: str | None) -> Iterator[Problem]:

@@ -1,6 +1,7 @@
 """What `turnmill check` finds in jobs of agents that are programs."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -18,9 +19,10 @@ def play(task):
 """
 
 
-def problems_of(**agent: str) -> list[str]:
+def problems_of(environment: Mapping[str, object] | None = None, **agent: str) -> list[str]:
+    job = harness_job(agent={"type": "harness", **agent}, **({"environment": environment} if environment else {}))
     with NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump(harness_job(agent={"type": "harness", **agent}), file)
+        yaml.safe_dump(job, file)
         file.flush()
         try:
             load_job(Path(file.name), checks=[checks.agent])
@@ -77,3 +79,15 @@ def test_an_import_that_does_not_end_is_a_problem(tmp_path: Path, monkeypatch: p
     (problem,) = problems_of(entryPoint=f"{tmp_path / 'agent.py'}:play")
 
     assert "is not imported within 0.5 s" in problem
+
+
+def test_tasks_of_openenv_are_rewarded_by_the_program():
+    tasks = {"name": "turnmill.openenv.tasks:OpenEnvTasks", "options": {"url": "http://127.0.0.1:1"}}
+    play = "turnmill.openenv:play"
+
+    (problem,) = [each for each in problems_of(tasks, entryPoint=play) if "warmStart" not in each]
+
+    assert problem.startswith(
+        "spec.agent.reward: 'task' asks the task for what the environment gives. Set it to program"
+    )
+    assert not [each for each in problems_of(tasks, entryPoint=play, reward="program") if "warmStart" not in each]
