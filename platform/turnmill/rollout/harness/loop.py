@@ -130,7 +130,7 @@ class HarnessLoop:
         outcome = episode.outcome(ended, self.agent)
         reward = await self._reward(episode, ended)
         await self.journal.finish(episode, outcome)
-        return episode.result(outcome, reward)
+        return episode.result(outcome, reward, episode.program_metrics(ended))
 
     async def _run_agent(self, episode: HarnessEpisode, trajectory: Trajectory) -> Ended:
         """Let the agent play an episode, under a key that is valid as long as it does."""
@@ -142,7 +142,7 @@ class HarnessLoop:
                     return await self._run_program(episode.task, url, key, stop=trajectory.limit_reached)
                 return await ask_service(
                     self.agent.url,
-                    {**_task_fields(episode.task), "gateway": {"url": url, "key": key, "model": MODEL_NAME}},
+                    {**self._task_fields(episode.task), "gateway": {"url": url, "key": key, "model": MODEL_NAME}},
                     timeout_seconds=self.agent.timeout_seconds,
                     stop=trajectory.limit_reached,
                 )
@@ -166,12 +166,22 @@ class HarnessLoop:
                 paths = import_paths(self.agent.python)
             return await run_program(
                 filled(command, values),
-                task=_task_fields(task),
+                task=self._task_fields(task),
                 variables=_addresses(url, key) | paths | self.agent.variables,
                 workspace=Path(folder),
                 timeout_seconds=self.agent.timeout_seconds,
                 stop=stop,
             )
+
+    def _task_fields(self, task: Task) -> dict[str, object]:
+        """Return what a program reads of a task; the correct answer is not in it."""
+        return {
+            "number": task.number,
+            "prompt": _prompt(task),
+            "messages": [dict(message) for message in task.messages],
+            "info": dict(task.extra_info),
+            "maxTurns": self.agent.max_turns,
+        }
 
     async def _reward(self, episode: HarnessEpisode, ended: Ended) -> float:
         if self.agent.reward == "program":
@@ -204,12 +214,6 @@ class HarnessLoop:
 def _prompt(task: Task) -> str:
     """Return the last message of a task, which an agent's command line takes."""
     return task.messages[-1]["content"] if task.messages else ""
-
-
-def _task_fields(task: Task) -> dict[str, object]:
-    """Return what a program reads of a task; the correct answer is not in it."""
-    messages = [dict(message) for message in task.messages]
-    return {"number": task.number, "prompt": _prompt(task), "messages": messages, "info": dict(task.extra_info)}
 
 
 def _addresses(url: str, key: str) -> dict[str, str]:

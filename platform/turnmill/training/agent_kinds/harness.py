@@ -4,6 +4,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 
+from turnmill.core.errors import SettingsError
 from turnmill.jobs.harness_agent import HarnessAgent
 from turnmill.jobs.problems import Problem
 from turnmill.jobs.values import Values
@@ -28,6 +29,7 @@ class HarnessKind(AgentKind[HarnessAgent]):
     def problems(cls, values: Values) -> Iterator[Problem]:
         """Yield problems with the tasks, which must fit into JSON, and with the function that plays them."""
         yield from checks.task_problems(values, as_json=True)
+        yield from _reward_problems(values)
         if (target := values["spec.agent.entryPoint"]) is not None:
             yield from _entry_point_problems(target, values["spec.agent.python"])
 
@@ -35,6 +37,20 @@ class HarnessKind(AgentKind[HarnessAgent]):
     def warm_start_problems(cls, values: Values) -> Iterator[Problem]:
         """Yield a problem if the tasks have no demonstrations."""
         yield from checks.demonstration_problems(values)
+
+
+def _reward_problems(values: Values) -> Iterator[Problem]:
+    """Yield a problem if a program gives the rewards of these tasks, and the job wants them computed."""
+    from turnmill.tasks.registry import find_source
+
+    name, place = values["spec.environment.name"], "spec.agent.reward"
+    try:
+        by_program = getattr(find_source(name), "rewarded_by_program", False)
+    except SettingsError:
+        # Reported by `task_problems`.
+        return
+    if by_program and values[place] != "program":
+        yield Problem(place, values[place], f"must be program: {name} computes no rewards", "Set it to program.")
 
 
 def _entry_point_problems(target: str, python: str | None) -> Iterator[Problem]:

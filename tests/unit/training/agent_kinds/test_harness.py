@@ -1,6 +1,8 @@
 """What `turnmill check` finds in jobs of agents that are programs."""
 
+import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -18,9 +20,12 @@ def play(task):
 """
 
 
-def problems_of(**agent: str) -> list[str]:
+def problems_of(environment: Mapping[str, object] | None = None, **agent: str) -> list[str]:
+    job = harness_job(agent={"type": "harness", **agent})
+    if environment is not None:
+        job["spec"]["environment"] = environment
     with NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump(harness_job(agent={"type": "harness", **agent}), file)
+        yaml.safe_dump(job, file)
         file.flush()
         try:
             load_job(Path(file.name), checks=[checks.agent])
@@ -77,3 +82,19 @@ def test_an_import_that_does_not_end_is_a_problem(tmp_path: Path, monkeypatch: p
     (problem,) = problems_of(entryPoint=f"{tmp_path / 'agent.py'}:play")
 
     assert "is not imported within 0.5 s" in problem
+
+
+def test_tasks_that_programs_reward_need_the_reward_of_the_program(tmp_path: Path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"responses_create_params": {"input": "Hi."}}))
+    options = {"path": str(tmp_path / "rows.jsonl"), "url": "http://127.0.0.1:8000"}
+    environment = {"name": "turnmill.nemo_gym.rows:Rows", "options": options}
+    settings = {"entryPoint": "turnmill.nemo_gym:simple_agent"}
+
+    (problem,) = problems_of(environment, **settings)
+
+    assert problem.startswith("spec.agent.reward: 'task' must be program: ")
+    assert problems_of(environment, **settings, reward="program") == []
+    assert (
+        "'turnmill.nemo_gym.rows:Row'"
+        in problems_of(environment | {"name": "turnmill.nemo_gym.rows:Row"}, **settings)[0]
+    )
