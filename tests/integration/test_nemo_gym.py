@@ -151,7 +151,7 @@ def outputs(resources: CountingServer) -> list[str]:
 async def test_the_server_verifies_the_row_with_all_that_the_policy_and_the_tools_wrote(
     begin: Begin, resources: CountingServer
 ):
-    loop = begin([call("add", number=2) + "\n" + call("add", number=3) + END, f"It is 5.{END}"])
+    loop = begin(["Let me see.\n" + call("add", number=2) + "\n" + call("add", number=3) + END, f"It is 5.{END}"])
 
     result = await played(loop)
 
@@ -162,7 +162,7 @@ async def test_the_server_verifies_the_row_with_all_that_the_policy_and_the_tool
     response = verified.pop("response")
     assert verified == ROW
     assert [item["type"] for item in response["output"]] == [
-        "function_call", "function_call", "function_call_output", "function_call_output", "message",
+        "message", "function_call", "function_call", "function_call_output", "function_call_output", "message",
     ]  # fmt: skip
     assert response["usage"]["output_tokens"] == sum(sum(row.response.mask) for row in result.rows)
     assert result.summary.metrics["result_sum"] == 5.0
@@ -219,7 +219,7 @@ async def test_a_reward_that_is_no_number_is_a_failed_trajectory(
     assert "gave no number as reward" in (await failed(begin([f"It is 5.{END}"]))).message
 
 
-@pytest.mark.parametrize("limit", [{"maxSteps": 2}, {"maxTurns": 2}])
+@pytest.mark.parametrize("limit", [{"maxSteps": 2}, {"maxTurns": 2}, {"maxSteps": 3, "maxTurns": 2}])
 async def test_a_policy_that_goes_on_is_verified_after_the_last_step(
     begin: Begin, resources: CountingServer, limit: dict[str, int]
 ):
