@@ -294,7 +294,7 @@ async def compare(python: Path, environments: Sequence[Environment]) -> list[str
             lines.append([*row, f"{len(rewards) - wrong} of {len(rewards)}"])
             differing += [f"{one.folder}, {line}" for line in compared.differing]
     await model.server.close()
-    print(table(["environment", "agent", "rows", "mean reward", "equal"], lines))
+    print(table(["environment", "agent", "rows", "trajectories", "mean reward", "equal"], lines))
     return differing
 
 
