@@ -229,6 +229,18 @@ async def test_a_function_of_a_module_is_found_as_others_of_the_job_are(
         assert (await played(begin(FUNCTIONS, **settings, variables=variables))).summary.reward == 1.0
 
 
+async def test_numbers_that_a_program_gives_as_metrics_are_metrics(begin: Begin):
+    given = '{"accuracy": 0.5, "right": true, "note": "well", "a/b": 1, "far": 1e999}'
+    loop = begin(ASK + f'ask(messages)\nprint(\'{{"reward": 1, "metrics": {given}}}\')', reward="program")
+
+    metrics = (await played(loop)).summary.metrics
+
+    assert {name: value for name, value in metrics.items() if name.startswith("result_")} == {
+        "result_accuracy": 0.5,
+        "result_right": 1.0,
+    }
+
+
 async def test_a_functions_text_is_the_answer_that_is_rewarded(
     begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -476,7 +488,7 @@ print(json.dumps({"reward": 1, "seen": [sorted(os.environ), sorted(task), os.lis
     environment, task, files = seen
     assert "WANDB_API_KEY" not in environment
     assert {"MINE", "OPENAI_BASE_URL", "ANTHROPIC_BASE_URL", "HOME"} <= set(environment)
-    assert (task, files) == (["info", "max_turns", "messages", "number", "prompt"], [])
+    assert (task, files) == (["info", "maxTurns", "messages", "number", "prompt"], [])
 
 
 async def test_children_that_a_program_leaves_are_ended(begin: Begin, tmp_path: Path):

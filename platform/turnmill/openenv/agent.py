@@ -57,7 +57,7 @@ class _Episode:
     def play(self, task: Task) -> float:
         """Return the reward: that of the last step that had one, or the sum of all."""
         messages = _with_opening(cast(list[JsonObject], task["messages"]), self.opening)
-        for _ in range(cast(int, task["max_turns"])):
+        for _ in range(cast(int, task["maxTurns"])):
             answer = None if self.done else complete(messages, self.functions)
             calls = cast(list[JsonObject], answer.get("tool_calls") or []) if answer else []
             if answer is None or not calls:

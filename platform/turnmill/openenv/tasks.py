@@ -39,6 +39,7 @@ class OpenEnvTasks(TaskSource):
     """A seed for each task, which the server is given with the reset: a group of trajectories has the same one."""
 
     name: ClassVar[str] = "openenv"
+    rewarded_by_program: ClassVar[bool] = True
     Settings: ClassVar[type[EnvironmentOptions]] = OpenEnvTaskOptions
     options: OpenEnvTaskOptions
 

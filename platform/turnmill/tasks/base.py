@@ -78,6 +78,9 @@ class TaskSource(ABC):
     Settings: ClassVar[type[EnvironmentOptions]] = EnvironmentOptions
     """Model of `environment.options`; `__init__` is given an instance of it."""
 
+    rewarded_by_program: ClassVar[bool] = False
+    """Whether rewards are the result of an agent's program (`agent.reward: program`), and not computed here."""
+
     reward_model: RewardModel | None = None
     """The job's `rewardModel`, which `score` may ask; None for a job without one. It is set after `__init__`."""
 

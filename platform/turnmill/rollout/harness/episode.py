@@ -1,5 +1,7 @@
 """One episode of a program: its trajectory at the gateway, its outcome and its result."""
 
+import math
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,6 +26,11 @@ from turnmill.rollout.timing import Timing
 from turnmill.rollout.token_integrity import pack_tokens
 from turnmill.rollout.tokens import Row, Tokens
 from turnmill.tasks import Answer, Task
+
+MAX_METRICS = 32
+"""Number of metrics that a program may give."""
+
+METRIC_NAME = re.compile(r"\w{1,64}")
 
 BRANCH_REASONS = tuple(reason for reason in get_args(BranchReason) if reason)
 
@@ -100,6 +107,17 @@ class HarnessEpisode:
             f"with a number `reward`; it ended with {ended.exit_code}: {ended.last_words}"
         )
 
+    def program_metrics(self, ended: Ended) -> dict[str, float]:
+        """Return the numbers among the metrics that the program gave, by names that metrics may have."""
+        given = ended.result.get("metrics")
+        found = given.items() if isinstance(given, Mapping) else ()
+        numbers = {
+            f"result_{name}": float(value)
+            for name, value in found
+            if METRIC_NAME.fullmatch(name) and isinstance(value, (int, float)) and math.isfinite(value)
+        }
+        return dict(list(numbers.items())[:MAX_METRICS])
+
     def answer(self, ended: Ended, renderer: ChatRenderer) -> Answer:
         """Return the texts from which the task's reward is computed."""
         assert self.trajectory is not None
@@ -110,8 +128,8 @@ class HarnessEpisode:
         whole = "".join(renderer.text_of(row.ids) for row in self.trajectory.rows())
         return Answer(last=last, responses="".join(texts), whole=whole)
 
-    def result(self, outcome: TrajectoryOutcome, reward: float) -> EpisodeResult:
-        """Return the summary and the rows."""
+    def result(self, outcome: TrajectoryOutcome, reward: float, given: dict[str, float]) -> EpisodeResult:
+        """Return the summary and the rows; `given` are the metrics that the program gave."""
         assert self.trajectory is not None
         rows = self.trajectory.rows()
         turns = [self.trajectory.turns[number] for row in rows for number in row.generations]
@@ -127,7 +145,7 @@ class HarnessEpisode:
             # In the order of the rows, each generation once.
             sampled_tokens=b"".join(pack_tokens(turn.response_ids) for turn in turns),
             seconds=self.timing.elapsed_seconds(),
-            metrics=self._metrics(rows),
+            metrics=self._metrics(rows) | given,
         )
         # Whatever was served was asked for with all pictures before it.
         images = {digest: self._pictures[digest].image() for row in rows for digest in row.pictures}

@@ -139,7 +139,7 @@ class HarnessLoop:
         outcome = episode.outcome(ended, self.agent)
         reward = await self._reward(episode, ended)
         await self.journal.finish(episode, outcome)
-        return await asyncio.to_thread(episode.result, outcome, reward)
+        return await asyncio.to_thread(episode.result, outcome, reward, episode.program_metrics(ended))
 
     async def _run_agent(self, episode: HarnessEpisode, trajectory: Trajectory) -> Ended:
         """Let the agent play an episode, under a key that is valid as long as it does."""
@@ -199,7 +199,7 @@ class HarnessLoop:
             "prompt": _prompt(task),
             "messages": [dict(message) for message in task.messages],
             "info": dict(task.extra_info),
-            "max_turns": self.agent.max_turns,
+            "maxTurns": self.agent.max_turns,
         }
 
     async def _reward(self, episode: HarnessEpisode, ended: Ended) -> float:

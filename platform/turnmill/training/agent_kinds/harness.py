@@ -58,18 +58,17 @@ def _sandbox_problems(paths: Sequence[str]) -> Iterator[Problem]:
 
 
 def _reward_problems(values: Values) -> Iterator[Problem]:
-    """Yield a problem if the task is to reward what only its environment can."""
-    from turnmill.openenv.tasks import OpenEnvTasks
+    """Yield a problem if a program gives the rewards of these tasks, and the job wants them computed."""
     from turnmill.tasks.registry import find_source
 
+    name, place = values["spec.environment.name"], "spec.agent.reward"
     try:
-        source = find_source(values["spec.environment.name"])
+        by_program = find_source(name).rewarded_by_program
     except SettingsError:
         # Reported by `task_problems`.
         return
-    reward = values["spec.agent.reward"]
-    if issubclass(source, OpenEnvTasks) and reward == "task":
-        yield Problem("spec.agent.reward", reward, "asks the task for what the environment gives", "Set it to program.")
+    if by_program and values[place] != "program":
+        yield Problem(place, values[place], f"must be program: {name} computes no rewards", "Set it to program.")
 
 
 def _entry_point_problems(target: str, python: str | None) -> Iterator[Problem]:

@@ -1,5 +1,6 @@
 """What `turnmill check` finds in jobs of agents that are programs."""
 
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -87,7 +88,21 @@ def test_tasks_of_openenv_are_rewarded_by_the_program():
 
     (problem,) = [each for each in problems_of(tasks, entryPoint=play) if "warmStart" not in each]
 
-    assert problem.startswith(
-        "spec.agent.reward: 'task' asks the task for what the environment gives. Set it to program"
-    )
+    assert problem.startswith("spec.agent.reward: 'task' must be program: ")
     assert not [each for each in problems_of(tasks, entryPoint=play, reward="program") if "warmStart" not in each]
+
+
+def test_tasks_that_programs_reward_need_the_reward_of_the_program(tmp_path: Path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"responses_create_params": {"input": "Hi."}}))
+    options = {"path": str(tmp_path / "rows.jsonl"), "url": "http://127.0.0.1:8000"}
+    environment = {"name": "turnmill.nemo_gym.rows:Rows", "options": options}
+    settings = {"entryPoint": "turnmill.nemo_gym:simple_agent"}
+
+    (problem,) = problems_of(environment, **settings)
+
+    assert problem.startswith("spec.agent.reward: 'task' must be program: ")
+    assert problems_of(environment, **settings, reward="program") == []
+    assert (
+        "'turnmill.nemo_gym.rows:Row'"
+        in problems_of(environment | {"name": "turnmill.nemo_gym.rows:Row"}, **settings)[0]
+    )
