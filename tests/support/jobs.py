@@ -186,6 +186,7 @@ HARNESS_RULE_VIOLATIONS: dict[str, dict[str, Any]] = {
     "a program and a service": {"agent__url": "http://agent:8000/play"},
     "a function and a program": {"agent__entryPoint": "agents.coder:play"},
     "an interpreter for a program": {"agent__python": "/opt/agent/bin/python"},
+    "a program for an environment that plays itself": {"environment": {"name": "verifiers", "task": "glossary"}},
 }
 
 SFT_RULE_VIOLATIONS: dict[str, dict[str, Any]] = {

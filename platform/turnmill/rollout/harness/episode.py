@@ -57,7 +57,7 @@ class HarnessEpisode:
         failure = self.trajectory.failure
         if isinstance(failure, OvertakenError):
             raise failure
-        if ended.how == "stopped":
+        if ended.how == "stopped" or ended.result.get("stopReason") == "max_turns":
             return TrajectoryOutcome("max_turns", "max_turns_reached")
         if ended.exit_code and failure is not None:
             # It gave up because of what failed it: that says nothing of the policy.
@@ -95,7 +95,7 @@ class HarnessEpisode:
         whole = "".join(renderer.text_of(row.ids) for row in self.trajectory.rows())
         return Answer(last=last, responses="".join(texts), whole=whole)
 
-    def result(self, outcome: TrajectoryOutcome, reward: float) -> EpisodeResult:
+    def result(self, outcome: TrajectoryOutcome, reward: float, ended: Ended) -> EpisodeResult:
         """Return the summary and the rows."""
         assert self.trajectory is not None
         rows = self.trajectory.rows()
@@ -112,7 +112,7 @@ class HarnessEpisode:
             # In the order of the rows, each generation once.
             sampled_tokens=b"".join(pack_tokens(turn.response_ids) for turn in turns),
             seconds=self.timing.elapsed_seconds(),
-            metrics=self._metrics(rows),
+            metrics={**_metrics_of(ended), **self._metrics(rows)},
         )
         return EpisodeResult(summary, tuple(map(_row, rows)), outcome.detail)
 
@@ -150,6 +150,13 @@ class HarnessEpisode:
                 replace(TurnRecord.of(turn, position), observation="", parent=None if parent == number - 1 else parent)
             )
         return records
+
+
+def _metrics_of(ended: Ended) -> dict[str, float]:
+    """Return the numbers in the field `metrics` of a program's result."""
+    found = ended.result.get("metrics")
+    numbers = found.items() if isinstance(found, dict) else ()
+    return {f"program_{name}": float(value) for name, value in numbers if isinstance(value, (int, float))}
 
 
 def _row(row: TreeRow) -> Row:

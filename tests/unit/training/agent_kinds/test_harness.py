@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 import pytest
 import yaml
@@ -10,6 +11,7 @@ import yaml
 from support.jobs import harness_job
 from turnmill.cli import checks
 from turnmill.jobs import JobError, load_job
+from turnmill.jobs.validation import Check
 from turnmill.training.agent_kinds import harness
 
 AGENT = """
@@ -18,12 +20,12 @@ def play(task):
 """
 
 
-def problems_of(**agent: str) -> list[str]:
+def problems_of(changes: dict[str, Any] | None = None, check: Check = checks.agent, **agent: str) -> list[str]:
     with NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump(harness_job(agent={"type": "harness", **agent}), file)
+        yaml.safe_dump(harness_job(agent={"type": "harness", **agent}, **(changes or {})), file)
         file.flush()
         try:
-            load_job(Path(file.name), checks=[checks.agent])
+            load_job(Path(file.name), checks=[check])
         except JobError as error:
             return [str(problem) for problem in error.problems]
     return []
@@ -76,4 +78,28 @@ def test_an_import_that_does_not_end_is_a_problem(tmp_path: Path, monkeypatch: p
 
     (problem,) = problems_of(entryPoint=f"{tmp_path / 'agent.py'}:play")
 
-    assert "is not imported within 0.5 s" in problem
+    assert "is not loaded within 0.5 s" in problem
+
+
+def verifiers_problems(**environment: Any) -> list[str]:
+    return problems_of({"environment": {"name": "verifiers", "task": "glossary", **environment}})
+
+
+def test_an_environment_of_verifiers_is_loaded_by_its_interpreter(tmp_path: Path):
+    (missing,) = verifiers_problems()
+    (no_program,) = verifiers_problems(python=str(tmp_path / "python"))
+    (unknown,) = verifiers_problems(options={"setings": {}})
+
+    assert missing.startswith(
+        "spec.environment.task: 'glossary' cannot be loaded: ModuleNotFoundError: No module named 'verifiers'"
+    )
+    assert no_program.startswith("spec.environment.python: ")
+    assert "setings: verifiers has no such option. Did you mean 'settings'?" in unknown
+
+
+def test_environments_of_verifiers_have_nothing_that_a_warm_start_imitates():
+    changes = {"environment": {"name": "verifiers", "task": "glossary"}, "model": {"warmStart": {}}}
+
+    (problem,) = problems_of(changes, checks.warm_start)
+
+    assert problem.startswith("spec.model.warmStart: has nothing to imitate in environments of verifiers")
