@@ -6,6 +6,9 @@ JOB ?= manifests/examples/babyai-goto-cpu.yaml
 # cpu or cuda; once installed, the device of .venv.
 DEVICE ?= $(or $(patsubst $(VENV)/installed-%,%,$(firstword $(wildcard $(VENV)/installed-*))),cpu)
 STAMP := $(VENV)/installed-$(DEVICE)
+# Environments of verifiers, which are in no package: those that run with its version in requirements/harnesses.
+VERIFIERS ?= https://github.com/PrimeIntellect-ai/verifiers
+VERIFIERS_COMMIT := a60a606ecc4d309247edf9ff92c3eabca362781f
 # What builds an image from TAG [OPTIONS] FOLDER.
 BUILD_IMAGE ?= buildah build --tag
 # What builds the trainer's image for a device.
@@ -48,7 +51,7 @@ $(STAMP): pyproject.toml requirements/$(DEVICE).txt requirements/hashes.txt requ
 image: ## Build the trainer's image; with DEVICE=cuda the one for GPUs, which checks itself (minutes, 10 GB)
 	$(call build_trainer,$(DEVICE))
 
-extras: $(STAMP) ## Install what environments need that do not go with the rest: .venv-nethack, -textworld, -verifiers
+extras: $(STAMP) ## Install what does not go with the rest: .venv-nethack, .venv-textworld, and .venv-verifiers of the chaos benchmark
 	@for extra in nethack textworld verifiers; do \
 		echo "Installing into .venv-$$extra"; \
 		$(PYTHON) -m venv .venv-$$extra || exit 1; \
@@ -62,6 +65,11 @@ harnesses: ## Install agents of others into .harnesses, for the tests that run t
 	@$(PYTHON) -m venv .harnesses/python
 	@.harnesses/python/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
 		--requirement requirements/harnesses/python.txt
+	@$(PYTHON) -m venv .harnesses/verifiers
+	@.harnesses/verifiers/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+		--requirement requirements/harnesses/verifiers.txt
+	@rm -rf .harnesses/verifiers-source && git clone --quiet $(VERIFIERS) .harnesses/verifiers-source
+	@git -C .harnesses/verifiers-source checkout --quiet $(VERIFIERS_COMMIT)
 
 run: $(STAMP) ## Train the main job: an agent learns to find an object
 	@echo "Training $(JOB); everything lands in runs/"

@@ -7,7 +7,6 @@ import pytest
 
 from turnmill import environments
 from turnmill.core.errors import EnvironmentFailedError, SettingsError
-from turnmill.environments.base import VALIDATION_SEEDS
 from turnmill.environments.runtime.fork_server import ForkServer
 from turnmill.environments.runtime.process import EnvironmentProcess
 from turnmill.environments.runtime.worker import WorkerSettings
@@ -98,60 +97,3 @@ async def test_a_game_of_textworld_is_generated_and_played(new_process, task, mo
     assert "-=" in look_result.observation
     assert (invalid.valid, invalid.done) == (True, False)
     assert await process.reset(seed=6) == opening
-
-
-async def test_an_environment_of_verifiers_is_played_to_its_reward(new_process, monkeypatch, tmp_path):
-    (tmp_path / "echo_twice.py").write_text(ECHO)
-    monkeypatch.syspath_prepend(tmp_path)
-    process = new_process("verifiers", "verifiers", "echo-twice", arguments={"word": "tent"})
-
-    opening = await process.reset(seed=0)
-    first = await process.act("ACTION: hm")
-    second = await process.act("ACTION: tent")
-
-    assert (opening.observation, opening.instruction_prompt) == ("Say tent.", "You repeat words.")
-    assert (first.observation, first.reward, first.done) == ("Once more.", 0.0, False)
-    assert (second.reward, second.done) == (1.0, True)
-    assert await process.reset(seed=0) == opening
-
-
-@pytest.mark.parametrize(("eval_word", "validated"), [("flag", "Say flag."), (None, "Say tent.")])
-async def test_validations_use_the_evaluation_rows_if_there_are_any(
-    new_process, monkeypatch, tmp_path, eval_word, validated
-):
-    (tmp_path / "echo_twice.py").write_text(ECHO)
-    monkeypatch.syspath_prepend(tmp_path)
-    process = new_process("verifiers", "verifiers", "echo-twice", arguments={"word": "tent", "eval_word": eval_word})
-
-    assert (await process.reset(seed=VALIDATION_SEEDS - 1)).observation == validated
-    assert (await process.reset(seed=VALIDATION_SEEDS)).observation == "Say tent."
-
-
-ECHO = """
-import verifiers as vf
-from datasets import Dataset
-
-
-class EchoTwice(vf.MultiTurnEnv):
-    async def env_response(self, messages, state, **_):
-        return [{"role": "user", "content": "Once more."}]
-
-
-def rows(word):
-    return Dataset.from_list([{"question": f"Say {word}.", "answer": word}])
-
-
-def load_environment(word, eval_word=None):
-    def repeated(completion, **_):
-        last = completion[-1]
-        content = last["content"] if isinstance(last, dict) else last.content
-        return float(content == word)
-
-    return EchoTwice(
-        dataset=rows(word),
-        eval_dataset=eval_word and rows(eval_word),
-        system_prompt="You repeat words.",
-        rubric=vf.Rubric(funcs=[repeated]),
-        max_turns=2,
-    )
-"""

@@ -187,6 +187,7 @@ HARNESS_RULE_VIOLATIONS: dict[str, dict[str, Any]] = {
     "a function and a program": {"agent__entryPoint": "agents.coder:play"},
     "an interpreter for a program": {"agent__python": "/opt/agent/bin/python"},
     "a sandbox for a service": {"agent": {"type": "harness", "url": "http://agent:8000/play", "sandbox": {}}},
+    "a program for an environment that plays itself": {"environment": {"name": "verifiers", "task": "glossary"}},
 }
 
 SFT_RULE_VIOLATIONS: dict[str, dict[str, Any]] = {

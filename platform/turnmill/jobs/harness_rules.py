@@ -5,23 +5,41 @@ from turnmill.jobs.values import Values
 
 _HARNESS = (("agent.type", "harness"),)
 _PROGRAMS = ("command", "entryPoint", "url")
+_NUM_GIVEN = " + ".join(f"(has(self.agent.{name}) ? 1 : 0)" for name in _PROGRAMS)
+
+
+VERIFIERS = "verifiers"
+"""`environment.name` of environments that play their own episodes."""
 
 
 def _given(values: Values) -> list[str]:
     return [name for name in _PROGRAMS if values[f"spec.agent.{name}"] is not None]
 
 
+def _plays_itself(values: Values) -> bool:
+    return bool(values["spec.environment.name"] == VERIFIERS)
+
+
 HARNESS_RULES = (
     Rule(
         path="agent",
-        holds=lambda v: len(_given(v)) == 1,
-        cel=f"{' + '.join(f'(has(self.agent.{name}) ? 1 : 0)' for name in _PROGRAMS)} == 1",
+        holds=lambda v: _plays_itself(v) or len(_given(v)) == 1,
+        cel=f"self.environment.name == '{VERIFIERS}' || {_NUM_GIVEN} == 1",
         sentence="needs exactly one of command, entryPoint and url: a program, a function or a service",
         way_out=lambda v: (
             f"Keep one of {', '.join(given)}."
             if (given := _given(v))
             else 'Give the program, such as command: ["{python}", /home/me/agent.py].'
         ),
+        only=_HARNESS,
+    ),
+    Rule(
+        path="agent",
+        holds=lambda v: not _plays_itself(v) or not _given(v),
+        cel=f"self.environment.name != '{VERIFIERS}' || {_NUM_GIVEN} == 0",
+        sentence=f"takes no command, entryPoint or url with spec.environment.name {VERIFIERS}, whose environments play "
+        "their episodes themselves",
+        way_out=lambda v: f"Take {', '.join(_given(v))} out.",
         only=_HARNESS,
     ),
     Rule(

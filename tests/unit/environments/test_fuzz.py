@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from turnmill import environments
 from turnmill.testing.environment_fuzz import KINDS, Kind, give, make, responses
 
-NEEDS_MORE = {"gymnasium", "minihack", "nethack", "openenv", "textworld", "verifiers"}
+NEEDS_MORE = {"gymnasium", "minihack", "nethack", "openenv", "textworld"}
 """Environments that need a third-party package or environment."""
 
 

@@ -101,6 +101,14 @@ def test_an_agent_is_a_program_a_function_or_a_service(program: dict[str, Any]):
     assert [agent.command is not None, agent.entry_point is not None, agent.url is not None].count(True) == 1
 
 
+def test_an_environment_of_verifiers_needs_no_program():
+    environment = {"name": "verifiers", "task": "glossary", "python": "/opt/verifiers/bin/python"}
+
+    job = parse_job(harness_job(agent={"type": "harness"}, environment=environment))
+
+    assert job.spec.environment.label == "verifiers glossary"
+
+
 @pytest.mark.parametrize(
     ("field", "value"), [("entryPoint", "agents.coder"), ("entryPoint", "agent.py: play"), ("url", "agent:8000")]
 )

@@ -79,7 +79,7 @@ class HarnessEpisode:
         failure = self.trajectory.failure
         if isinstance(failure, OvertakenError):
             raise failure
-        if ended.how == "stopped":
+        if ended.how == "stopped" or ended.result.get("stopReason") == "max_turns":
             return TrajectoryOutcome("max_turns", "max_turns_reached")
         if ended.exit_code and failure is not None:
             # It gave up because of what failed it: that says nothing of the policy.

@@ -17,6 +17,7 @@ from turnmill.gateway.rendering import ChatRenderer, Tokenizer
 from turnmill.gateway.server import HttpServer
 from turnmill.gateway.trajectory import Model, Trajectory
 from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.harness_rules import VERIFIERS
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnPosition, TurnRecord
 from turnmill.rollout.episode_id import EpisodeId
@@ -26,6 +27,7 @@ from turnmill.rollout.harness.program import PYTHON, Ended, entry_point_command,
 from turnmill.rollout.harness.sandboxed import URL as SANDBOX_URL
 from turnmill.rollout.harness.sandboxed import run_sandboxed
 from turnmill.rollout.harness.service import ask_service, listen_towards
+from turnmill.rollout.harness.verifiers_environment import VerifiersEnvironment
 from turnmill.rollout.journal import Journal, NoJournal
 from turnmill.rollout.rewards import require_finite
 from turnmill.rollout.task_sources import TaskSources
@@ -48,8 +50,10 @@ class HarnessLoop:
         self.folder = RunFolder(run_dir)
         self.run_name = self.folder.run_name()
         self.log = TrajectoryLog(self.folder, sample_share=job.spec.tracking.recorded_share)
-        self.sources = TaskSources(job, self.folder)
-        self.sources.training.require_json()
+        self.verifiers = VerifiersEnvironment(job) if job.spec.environment.name == VERIFIERS else None
+        self.sources = TaskSources(job, self.folder) if self.verifiers is None else None
+        if self.sources is not None:
+            self.sources.training.require_json()
         self.journal: Journal = journal or NoJournal()
         self.client = server_manager
         self.renderer = ChatRenderer(tokenizer, processor)
@@ -105,7 +109,7 @@ class HarnessLoop:
         """Play one trajectory of a task; return its result, or its failure."""
         position, step, sample = int(index), int(global_steps), int(session_id)
         name = EpisodeId(step, position, sample, validate)
-        episode = HarnessEpisode(name, self.sources.task(name), run_name=self.run_name)
+        episode = HarnessEpisode(name, self._task(name), run_name=self.run_name)
         try:
             result = await self._play(episode, sampling_params)
         except EpisodeError as error:
@@ -118,6 +122,12 @@ class HarnessLoop:
         self._record(episode, result)
         self.folder.beat()
         return result
+
+    def _task(self, episode: EpisodeId) -> Task:
+        if self.verifiers is not None:
+            return self.verifiers.task(episode)
+        assert self.sources is not None
+        return self.sources.task(episode)
 
     async def _play(self, episode: HarnessEpisode, sampling: SamplingParams) -> EpisodeResult:
         resumed = await self.journal.open(episode)
@@ -148,14 +158,14 @@ class HarnessLoop:
         self._episodes[key] = episode
         try:
             with episode.timing.measure("tools"):
-                if self.agent.url is None:
-                    return await self._run_program(episode.task, url, key, stop=trajectory.limit_reached)
-                return await ask_service(
-                    self.agent.url,
-                    {**self._task_fields(episode.task), "gateway": {"url": url, "key": key, "model": MODEL_NAME}},
-                    timeout_seconds=self.agent.timeout_seconds,
-                    stop=trajectory.limit_reached,
-                )
+                stop, timeout_seconds = trajectory.limit_reached, self.agent.timeout_seconds
+                if self.verifiers is None and self.agent.url is None:
+                    return await self._run_program(episode.task, url, key, stop=stop)
+                body = {**self._task_fields(episode.task), "gateway": {"url": url, "key": key, "model": MODEL_NAME}}
+                if self.verifiers is not None:
+                    return await self.verifiers.play(body, timeout_seconds=timeout_seconds, stop=stop)
+                assert self.agent.url is not None
+                return await ask_service(self.agent.url, body, timeout_seconds=timeout_seconds, stop=stop)
         finally:
             del self._episodes[key]
             await trajectory.close()
@@ -203,7 +213,7 @@ class HarnessLoop:
         }
 
     async def _reward(self, episode: HarnessEpisode, ended: Ended) -> float:
-        if self.agent.reward == "program":
+        if self.sources is None or self.agent.reward == "program":
             return require_finite(episode.program_reward(ended), episode_name=episode.name)
         return await self.sources.reward(await asyncio.to_thread(episode.answer, ended, self.renderer), episode)
 
@@ -211,6 +221,8 @@ class HarnessLoop:
         """Close the gateway and all connections."""
         if self._server is not None:
             await self._server.close()
+        if self.verifiers is not None:
+            await self.verifiers.close()
         await self.journal.close()
 
     # ---- records ----

@@ -55,7 +55,12 @@ class Ended:
     @property
     def last_words(self) -> str:
         """The end of what it wrote to its standard error, or to its output."""
-        return (self.errors.strip() or self.output.strip())[-MAX_ERROR_CHARACTERS:]
+        return last_words(self.errors) or last_words(self.output)
+
+
+def last_words(text: str) -> str:
+    """Return the end of a text, for error messages."""
+    return text.strip()[-MAX_ERROR_CHARACTERS:]
 
 
 def inherited(names: Iterable[str]) -> dict[str, str]:
@@ -119,7 +124,7 @@ async def run_program(
         try:
             how = await wait_for_end(asyncio.create_task(process.wait()), timeout_seconds, stop)
         finally:
-            _kill_group(process.pid)
+            kill_group(process.pid)
             exit_code = await process.wait()
         return Ended(exit_code, how, _end_of(output), _end_of(errors))
 
@@ -144,6 +149,7 @@ def _end_of(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace")
 
 
-def _kill_group(pid: int) -> None:
+def kill_group(pid: int) -> None:
+    """Kill a process and all of its group."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

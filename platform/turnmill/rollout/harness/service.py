@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -21,22 +22,31 @@ PORTS = range(9700, 9764)
 """Ports of the gateways that services reach, one for each agent loop worker of a machine; the chart opens them."""
 
 
-async def ask_service(url: str, body: Mapping[str, object], *, timeout_seconds: float, stop: asyncio.Event) -> Ended:
+async def ask_service(
+    url: str,
+    body: Mapping[str, object],
+    *,
+    timeout_seconds: float,
+    stop: asyncio.Event,
+    socket_file: Path | None = None,
+) -> Ended:
     """Return what a service answers to a request, or how it ended: its time is over, or `stop` is set.
 
     Then the connection is closed, by which the service knows that nobody waits for it. A status that is no success
     counts as an exit code. A request is sent once: a repeat could repeat effects. Raises HarnessError if the service
-    cannot be reached, or breaks the connection.
+    cannot be reached, or breaks the connection. With `socket_file`, the service is on this machine, at that socket.
     """
-    asking = asyncio.create_task(_ask(url, body))
+    asking = asyncio.create_task(_ask(url, body, socket_file))
     how = await wait_for_end(asking, timeout_seconds, stop)
     return asking.result() if how == "exited" else Ended(0, how, "", "")
 
 
-async def _ask(url: str, body: Mapping[str, object]) -> Ended:
+async def _ask(url: str, body: Mapping[str, object], socket_file: Path | None) -> Ended:
     no_limit = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-    last_try = time.monotonic() + CONNECT_SECONDS
-    async with aiohttp.ClientSession(timeout=no_limit) as session:
+    # At a socket of this machine nobody is still starting.
+    last_try = time.monotonic() + (CONNECT_SECONDS if socket_file is None else 0)
+    connector = None if socket_file is None else aiohttp.UnixConnector(str(socket_file))
+    async with aiohttp.ClientSession(timeout=no_limit, connector=connector) as session:
         while True:
             try:
                 async with session.post(url, json=body) as response:

@@ -2,9 +2,9 @@
 
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 import pytest
 import yaml
@@ -12,6 +12,7 @@ import yaml
 from support.jobs import harness_job
 from turnmill.cli import checks
 from turnmill.jobs import JobError, load_job
+from turnmill.jobs.validation import Check
 from turnmill.training.agent_kinds import harness
 
 AGENT = """
@@ -20,13 +21,12 @@ def play(task):
 """
 
 
-def problems_of(environment: Mapping[str, object] | None = None, **agent: str) -> list[str]:
-    job = harness_job(agent={"type": "harness", **agent}, **({"environment": environment} if environment else {}))
+def problems_of(changes: dict[str, Any] | None = None, check: Check = checks.agent, **agent: str) -> list[str]:
     with NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump(job, file)
+        yaml.safe_dump(harness_job(agent={"type": "harness", **agent}, **(changes or {})), file)
         file.flush()
         try:
-            load_job(Path(file.name), checks=[checks.agent])
+            load_job(Path(file.name), checks=[check])
         except JobError as error:
             return [str(problem) for problem in error.problems]
     return []
@@ -79,17 +79,21 @@ def test_an_import_that_does_not_end_is_a_problem(tmp_path: Path, monkeypatch: p
 
     (problem,) = problems_of(entryPoint=f"{tmp_path / 'agent.py'}:play")
 
-    assert "is not imported within 0.5 s" in problem
+    assert "is not loaded within 0.5 s" in problem
 
 
 def test_tasks_of_openenv_are_rewarded_by_the_program():
     tasks = {"name": "turnmill.openenv.tasks:OpenEnvTasks", "options": {"url": "http://127.0.0.1:1"}}
     play = "turnmill.openenv:play"
 
-    (problem,) = [each for each in problems_of(tasks, entryPoint=play) if "warmStart" not in each]
+    (problem,) = [each for each in problems_of({"environment": tasks}, entryPoint=play) if "warmStart" not in each]
 
     assert problem.startswith("spec.agent.reward: 'task' must be program: ")
-    assert not [each for each in problems_of(tasks, entryPoint=play, reward="program") if "warmStart" not in each]
+    assert not [
+        each
+        for each in problems_of({"environment": tasks}, entryPoint=play, reward="program")
+        if "warmStart" not in each
+    ]
 
 
 def test_tasks_that_programs_reward_need_the_reward_of_the_program(tmp_path: Path):
@@ -98,11 +102,35 @@ def test_tasks_that_programs_reward_need_the_reward_of_the_program(tmp_path: Pat
     environment = {"name": "turnmill.nemo_gym.rows:Rows", "options": options}
     settings = {"entryPoint": "turnmill.nemo_gym:simple_agent"}
 
-    (problem,) = problems_of(environment, **settings)
+    (problem,) = problems_of({"environment": environment}, **settings)
 
     assert problem.startswith("spec.agent.reward: 'task' must be program: ")
-    assert problems_of(environment, **settings, reward="program") == []
+    assert problems_of({"environment": environment}, **settings, reward="program") == []
     assert (
         "'turnmill.nemo_gym.rows:Row'"
-        in problems_of(environment | {"name": "turnmill.nemo_gym.rows:Row"}, **settings)[0]
+        in problems_of({"environment": environment | {"name": "turnmill.nemo_gym.rows:Row"}}, **settings)[0]
     )
+
+
+def verifiers_problems(**environment: Any) -> list[str]:
+    return problems_of({"environment": {"name": "verifiers", "task": "glossary", **environment}})
+
+
+def test_an_environment_of_verifiers_is_loaded_by_its_interpreter(tmp_path: Path):
+    (missing,) = verifiers_problems()
+    (no_program,) = verifiers_problems(python=str(tmp_path / "python"))
+    (unknown,) = verifiers_problems(options={"setings": {}})
+
+    assert missing.startswith(
+        "spec.environment.task: 'glossary' cannot be loaded: ModuleNotFoundError: No module named 'verifiers'"
+    )
+    assert no_program.startswith("spec.environment.python: ")
+    assert "setings: verifiers has no such option. Did you mean 'settings'?" in unknown
+
+
+def test_environments_of_verifiers_have_nothing_that_a_warm_start_imitates():
+    changes = {"environment": {"name": "verifiers", "task": "glossary"}, "model": {"warmStart": {}}}
+
+    (problem,) = problems_of(changes, checks.warm_start)
+
+    assert problem.startswith("spec.model.warmStart: has nothing to imitate in environments of verifiers")
