@@ -10,6 +10,9 @@ from urllib.parse import urlsplit
 CONNECT_SECONDS, PAUSE_SECONDS = 30.0, 0.5
 """Time for which a server that does not listen is tried again, and time between two tries."""
 
+FAILED = (OSError, HTTPException)
+"""What a request raises."""
+
 Json = dict[str, object]
 
 
@@ -60,7 +63,3 @@ def _connection(url: str, timeout_seconds: float | None) -> HTTPConnection:
             if time.monotonic() >= last_try:
                 raise
             time.sleep(PAUSE_SECONDS)
-
-
-FAILED = (OSError, HTTPException)
-"""What a request raises."""

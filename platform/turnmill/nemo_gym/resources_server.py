@@ -39,7 +39,8 @@ class ResourcesServer:
 
         Raises EnvironmentFailedError if the server is away or takes too long.
         """
-        path = f"/{quote(tool)}"
+        # A policy may write half of a surrogate pair.
+        path = f"/{quote(tool, errors='replace')}"
         reply = self._post(path, arguments)
         if reply.status in AWAY:
             raise self._failed(path, f"answered {reply.status}: {reply.text[:MAX_SHOWN]}")
