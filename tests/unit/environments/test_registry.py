@@ -70,9 +70,8 @@ def test_a_second_class_under_a_registered_name_is_refused():
 
 def test_the_example_in_the_docs_works(tmp_path, monkeypatch):
     page = (Path(__file__).parents[3] / "docs" / "environments.md").read_text()
-    code = re.search(r"```python\n(.*?)```", page, re.DOTALL)
-    assert code
-    (tmp_path / "guessing.py").write_text(code[1])
+    (code,) = [found for found in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Guessing" in found]
+    (tmp_path / "guessing.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
 
     environment = environments.create("guessing:Guessing", options={"highest": 3})
