@@ -43,7 +43,7 @@ spec:
 """
 
 ODD = """
-def odd(trace):
+async def odd(trace):
     return float(len(trace.last_reply or "") % 2)
 """
 """A reward that random answers differ in; verifiers' settings add it to the environment's own."""

@@ -250,7 +250,8 @@ def main() -> None:
         tasks = Tasks(json.loads(Path(sys.argv[1]).read_text()))
     except Exception as error:
         # In one line, the last one, which `turnmill check` and failed trajectories report.
-        sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")
+        kind = "" if isinstance(error, UnplayableError) else f"{type(error).__name__}: "
+        sys.exit(kind + " ".join(str(error).split()))
     if LOAD_ONLY not in sys.argv[2:]:
         asyncio.run(serve(tasks, sys.argv[2]))
 
