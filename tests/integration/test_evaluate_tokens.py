@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from verl.tools import function_tool
 
 from support.agents import counter_agent, response_text
 from support.model_server import served
@@ -66,6 +67,9 @@ GRL = {"type": "grl", "agents": [counter_agent()], "validationAgentGroupNum": [5
 def evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluate:
     """Evaluates what a model server with tokens serves; returns the results in a folder."""
     monkeypatch.chdir(tmp_path)
+    # verl keeps the functions that other tests have loaded.
+    monkeypatch.setattr(function_tool, "FUNCTION_TOOL_REGISTRY", {})
+    monkeypatch.setattr(function_tool, "_LOADED_FUNCTION_TOOL_PATHS", {})
 
     def run(model: TokenModel, job: str, output: str, *arguments: str) -> Results:
         Path("job.yaml").write_text(job)

@@ -272,10 +272,12 @@ async def test_a_program_reads_the_paths_of_the_job_alone(begin: Begin, tmp_path
     (tmp_path / "hidden").write_text("7")
     code = ASK + f"""
 ask("Ready?")
-seen = open({str(tmp_path / "shown" / "data")!r}).read(), os.path.exists({str(tmp_path / "hidden")!r})
+seen = open({str(tmp_path / "linked" / "data")!r}).read(), os.path.exists({str(tmp_path / "hidden")!r})
 print(json.dumps({{"reward": 1, "seen": seen}}))
 """  # fmt: skip
-    paths = [str(tmp_path / "agent"), str(tmp_path / "shown")]
+    # As virtual environments often are, a path may be a link.
+    (tmp_path / "linked").symlink_to("shown")
+    paths = [str(tmp_path / "agent"), str(tmp_path / "linked")]
 
     assert (await result_of(begin(code, sandbox={"paths": paths}), monkeypatch))["seen"] == ["5", False]
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from turnmill.core.errors import SettingsError
 from turnmill.runs.preparation import download
 try:
-    print(download(sys.argv[1], lambda _: None, Path(sys.argv[2])))
+    print(download(sys.argv[1], "spec.model.path", lambda _: None, Path(sys.argv[2])))
 except SettingsError as error:
     print(error)
 """

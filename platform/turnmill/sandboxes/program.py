@@ -165,8 +165,9 @@ def _change_root(options: ProgramOptions) -> None:
 
 
 def _existing(paths: Iterable[str]) -> list[str]:
-    """Return the paths that exist, each folder before what is in it, which then needs no place of its own."""
-    found = sorted(path for path in dict.fromkeys(map(os.path.abspath, paths)) if os.path.lexists(path))
+    """Return the paths that exist, without those in a folder of them, and with what symbolic links lead to."""
+    absolute = [os.path.abspath(path) for path in paths]
+    found = sorted({path for path in (*absolute, *map(os.path.realpath, absolute)) if os.path.lexists(path)})
     return [path for path in found if not any(path.startswith(f"{folder}/") for folder in found)]
 
 
