@@ -20,7 +20,14 @@ from turnmill.sandboxes import program
 from turnmill.testing.agent_loops import END, SAMPLING, TOKENIZER, job_of
 from turnmill.testing.policies import ScriptedPolicy
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
+
+@pytest.fixture(autouse=True, scope="module")
+def _namespaces() -> None:
+    try:
+        program.require_namespaces()
+    except SandboxError as error:
+        pytest.skip(str(error))
+
 
 ASK = """
 import json, os, sys, openai
