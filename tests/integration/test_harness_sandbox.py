@@ -354,3 +354,11 @@ async def test_a_machine_without_namespaces_is_told_of_before_a_trajectory(
         begin(ASK)
     with pytest.raises(SandboxError):
         program.require_namespaces()
+
+
+async def test_an_environment_that_starts_its_own_programs_is_not_taken_for_sandboxed(begin: Begin, tmp_path: Path):
+    agent = {"type": "harness", "sandbox": {}, "groupSize": 2}
+    job = job_of(agent, {"name": "verifiers", "task": "glossary"}, algorithm={"type": "grpo"}, tasksPerStep=1)
+
+    with pytest.raises(SettingsError, match=r"spec\.agent\.sandbox: is for programs"):
+        HarnessLoop(server_manager=ScriptedPolicy(TOKENIZER, []), tokenizer=TOKENIZER, job=job, run_dir=tmp_path)

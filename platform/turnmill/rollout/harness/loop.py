@@ -72,6 +72,11 @@ class HarnessLoop:
         self._app = create_app(self)
         self._server: HttpServer | None = None
         if self.agent.sandbox is not None:
+            if self.verifiers is not None:
+                raise SettingsError(
+                    "spec.agent.sandbox: is for programs, which verifiers starts itself. Take it out, and give "
+                    "verifiers a runtime that contains its programs."
+                )
             _require_namespaces()
 
     # ---- the gateway ----

@@ -32,6 +32,9 @@ class HarnessKind(AgentKind[HarnessAgent]):
     def problems(cls, values: Values) -> Iterator[Problem]:
         """Yield problems with the tasks, which must fit into JSON, their rewards, and what plays them."""
         if values["spec.environment.name"] == VERIFIERS:
+            if values["spec.agent.sandbox"] is not None:
+                way_out = "Take it out, and give verifiers a runtime that contains its programs."
+                yield Problem("spec.agent.sandbox", MISSING, "is for programs, which verifiers starts itself", way_out)
             yield from _verifiers_problems(values)
             return
         yield from checks.task_problems(values, as_json=True)

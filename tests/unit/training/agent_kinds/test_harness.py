@@ -134,3 +134,10 @@ def test_environments_of_verifiers_have_nothing_that_a_warm_start_imitates():
     (problem,) = problems_of(changes, checks.warm_start)
 
     assert problem.startswith("spec.model.warmStart: has nothing to imitate in environments of verifiers")
+
+
+def test_verifiers_has_no_sandbox_for_the_programs_that_it_starts():
+    found = problems_of({"environment": {"name": "verifiers", "task": "glossary"}, "agent__sandbox": {}})
+
+    (problem,) = [each for each in found if each.startswith("spec.agent.sandbox")]
+    assert problem.startswith("spec.agent.sandbox: is for programs, which verifiers starts itself. Take it out")
