@@ -42,7 +42,10 @@ SEEDS = (0, 1, 2)
 PACKAGES = ROOT / "requirements" / "cpu.txt"
 QUOTING = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{page}.md" for page in ("algorithms", "benchmarks", "grl", "multi-turn", "tool-agent")),
+    *(
+        ROOT / "docs" / f"{page}.md"
+        for page in ("algorithms", "benchmarks", "grl", "harnesses", "multi-turn", "tool-agent")
+    ),
 )
 """Pages that say what an example learns."""
 
@@ -155,6 +158,7 @@ TARGETS = {
     "babaisai-cpu": Target(0.45, 0.80),
     "babyai-goto-gigpo-cpu": Target(0.45, 0.85),
     "blocksworld-cpu": Target(0.40, None),
+    "calculator-harness-cpu": Target(0.20, 0.80),
     "calculator-multi-turn-cpu": Target(0.20, 0.80),
     "sokoban-grl-cpu": Target(0.15, None),
     "tetris-cpu": Target(0.40, None),

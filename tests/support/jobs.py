@@ -186,6 +186,10 @@ HARNESS_RULE_VIOLATIONS: dict[str, dict[str, Any]] = {
     "a program and a service": {"agent__url": "http://agent:8000/play"},
     "a function and a program": {"agent__entryPoint": "agents.coder:play"},
     "an interpreter for a program": {"agent__python": "/opt/agent/bin/python"},
+    "an import of a program": {"agent__preload": True},
+    "one import for many sandboxes": {
+        "agent": {"type": "harness", "entryPoint": "agents.coder:play", "preload": True, "sandbox": {}}
+    },
     "a sandbox for a service": {"agent": {"type": "harness", "url": "http://agent:8000/play", "sandbox": {}}},
     "a program for an environment that plays itself": {"environment": {"name": "verifiers", "task": "glossary"}},
 }

@@ -41,6 +41,11 @@ class HarnessAgent(BaseAgent):
     python: FilePath | None = None
     """Interpreter for `entryPoint`, of a virtual environment with its packages; left out, that of the run."""
 
+    preload: bool = False
+    """Import the module of `entryPoint` once per agent loop worker, and call the function in a fork of that process:
+    for packages whose import takes longer than a trajectory. What the module makes when it is imported is shared by
+    all trajectories; it must start no threads, and must read the gateway's address later."""
+
     url: Annotated[str, Field(max_length=1024, pattern=r"^https?://[^\s/]+\S*$")] | None = None
     """In place of `command`: the address of a service that plays trajectories. It gets the task, and the address and
     the key of the gateway, by a `POST` per trajectory, and answers with the result when it is done."""

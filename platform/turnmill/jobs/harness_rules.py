@@ -51,6 +51,22 @@ HARNESS_RULES = (
         only=_HARNESS,
     ),
     Rule(
+        path="agent.preload",
+        holds=lambda v: not v["spec.agent.preload"] or v["spec.agent.entryPoint"] is not None,
+        cel="!has(self.agent.preload) || !self.agent.preload || has(self.agent.entryPoint)",
+        sentence="imports the module of entryPoint, and there is none",
+        way_out=lambda v: "Take it out, or give the function as entryPoint.",
+        only=_HARNESS,
+    ),
+    Rule(
+        path="agent.preload",
+        holds=lambda v: not v["spec.agent.preload"] or v["spec.agent.sandbox"] is None,
+        cel="!has(self.agent.preload) || !self.agent.preload || !has(self.agent.sandbox)",
+        sentence="forks one process for all trajectories, and a sandbox has a process of its own for each",
+        way_out=lambda v: "Take one of them out.",
+        only=_HARNESS,
+    ),
+    Rule(
         path="agent.sandbox",
         holds=lambda v: v["spec.agent.sandbox"] is None or v["spec.agent.url"] is None,
         cel="!has(self.agent.sandbox) || !has(self.agent.url)",

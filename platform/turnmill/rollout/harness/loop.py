@@ -23,6 +23,7 @@ from turnmill.observability.trajectory_log import TrajectoryLog, TurnPosition, T
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.harness.engine import EpisodeEngine
 from turnmill.rollout.harness.episode import EpisodeResult, HarnessEpisode
+from turnmill.rollout.harness.preloaded import PreloadedFunction
 from turnmill.rollout.harness.program import PYTHON, Ended, entry_point_command, filled, import_paths, run_program
 from turnmill.rollout.harness.sandboxed import URL as SANDBOX_URL
 from turnmill.rollout.harness.sandboxed import run_sandboxed
@@ -51,6 +52,9 @@ class HarnessLoop:
         self.run_name = self.folder.run_name()
         self.log = TrajectoryLog(self.folder, sample_share=job.spec.tracking.recorded_share)
         self.verifiers = VerifiersEnvironment(job) if job.spec.environment.name == VERIFIERS else None
+        self.function: PreloadedFunction | None = None
+        if self.agent.preload and self.agent.entry_point is not None:
+            self.function = PreloadedFunction(self.agent.entry_point, self.agent.python, self.agent.variables)
         self.sources = TaskSources(job, self.folder) if self.verifiers is None else None
         if self.sources is not None:
             self.sources.training.require_json()
@@ -193,6 +197,11 @@ class HarnessLoop:
                 paths = import_paths(self.agent.python)
             words, fields = filled(command, values), self._task_fields(task)
             variables = _addresses(url, key) | paths | self.agent.variables
+            if self.function is not None:
+                return await self.function.run(
+                    task=fields, variables=variables, workspace=Path(workspace), stop=stop,
+                    timeout_seconds=self.agent.timeout_seconds,
+                )  # fmt: skip
             if sandbox is not None:
                 return await run_sandboxed(
                     words, self.agent, self._app, folder=folder, workspace=workspace, task=fields, variables=variables,
@@ -226,8 +235,9 @@ class HarnessLoop:
         """Close the gateway and all connections."""
         if self._server is not None:
             await self._server.close()
-        if self.verifiers is not None:
-            await self.verifiers.close()
+        for agent in (self.verifiers, self.function):
+            if agent is not None:
+                await agent.close()
         await self.journal.close()
 
     # ---- records ----

@@ -6,12 +6,12 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Literal, TypeVar
+from typing import IO, Literal, Protocol, TypeVar
 
 from turnmill.core import forking
 from turnmill.core.errors import HarnessError
@@ -84,6 +84,40 @@ def filled(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
     return [_NAME.sub(lambda found: values.get(found[1], found[0]), word) for word in command]
 
 
+class Running(Protocol):
+    """A process with which a trajectory's process group began."""
+
+    async def wait(self) -> int:
+        """Return its exit code, once it has ended."""
+
+    def kill(self) -> None:
+        """Kill it, and whatever is left of its group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Standard input, output and error of a program: files, as children that outlive it would keep pipes open."""
+
+    given: IO[bytes]
+    output: IO[bytes]
+    errors: IO[bytes]
+
+
+class _Process:
+    """A program as a process of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def wait(self) -> int:
+        """Return its exit code, once it has ended."""
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        """Kill it, and whatever is left of its group."""
+        kill_group(self._process.pid)
+
+
 async def run_program(
     command: Sequence[str],
     *,
@@ -98,19 +132,16 @@ async def run_program(
 
     Raises HarnessError if it does not start.
     """
-    folders = {"HOME": str(workspace), "TMPDIR": str(workspace)}
-    # Files, no pipes: children that outlive the program would keep pipes open.
-    with TemporaryFile() as given, TemporaryFile() as output, TemporaryFile() as errors:
-        given.write(json.dumps(task).encode())
-        given.seek(0)
+
+    async def start(streams: Streams) -> Running:
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 cwd=workspace,
-                env=inherited(INHERITED) | folders | dict(variables),
-                stdin=given,
-                stdout=output,
-                stderr=errors,
+                env=inherited(INHERITED) | folders_of(workspace) | dict(variables),
+                stdin=streams.given,
+                stdout=streams.output,
+                stderr=streams.errors,
                 # A process group, which is killed whole.
                 start_new_session=True,
                 pass_fds=descriptors,
@@ -121,12 +152,34 @@ async def run_program(
                 f"spec.agent.command: {command[0]!r} cannot be started: {error}. "
                 "Give a program in PATH, or its whole path."
             ) from error
+        return _Process(process)
+
+    return await run_started(start, task=task, timeout_seconds=timeout_seconds, stop=stop)
+
+
+async def run_started(
+    start: Callable[[Streams], Awaitable[Running]],
+    *,
+    task: Mapping[str, object],
+    timeout_seconds: float,
+    stop: asyncio.Event,
+) -> Ended:
+    """Start a process that reads the task, and wait until it exits, its time is over, or `stop` is set."""
+    with TemporaryFile() as given, TemporaryFile() as output, TemporaryFile() as errors:
+        given.write(json.dumps(task).encode())
+        given.seek(0)
+        process = await start(Streams(given, output, errors))
         try:
             how = await wait_for_end(asyncio.create_task(process.wait()), timeout_seconds, stop)
         finally:
-            kill_group(process.pid)
+            process.kill()
             exit_code = await process.wait()
-        return Ended(exit_code, how, _end_of(output), _end_of(errors))
+        return Ended(exit_code, how, end_of(output), end_of(errors))
+
+
+def folders_of(workspace: Path) -> dict[str, str]:
+    """Return the environment variables that name a program's folder."""
+    return {"HOME": str(workspace), "TMPDIR": str(workspace)}
 
 
 async def wait_for_end(end: asyncio.Task[T], timeout_seconds: float, stop: asyncio.Event) -> How:
@@ -143,7 +196,8 @@ async def wait_for_end(end: asyncio.Task[T], timeout_seconds: float, stop: async
     return "stopped" if done else "timeout"
 
 
-def _end_of(file: IO[bytes]) -> str:
+def end_of(file: IO[bytes]) -> str:
+    """Return the end of a file that a program has written."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - MAX_OUTPUT_BYTES))
     return file.read().decode(errors="replace")

@@ -21,7 +21,7 @@ class HarnessKind(AgentKind[HarnessAgent]):
     """Trajectories of unchanged agents, recorded by the gateway."""
 
     manager = "turnmill.rollout.harness.worker:HarnessManager"
-    warm_start_recipe = "turnmill.training.warm_start.recipes:TaskRecipe"
+    warm_start_recipe = "turnmill.training.warm_start.recipes:ProgramRecipe"
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -40,7 +40,7 @@ class HarnessKind(AgentKind[HarnessAgent]):
         yield from checks.task_problems(values, as_json=True)
         yield from _reward_problems(values)
         if (target := values["spec.agent.entryPoint"]) is not None:
-            yield from _entry_point_problems(target, values["spec.agent.python"])
+            yield from _entry_point_problems(target, values["spec.agent.python"], preload=values["spec.agent.preload"])
         if values["spec.agent.sandbox"] is not None:
             yield from _sandbox_problems(values["spec.agent.sandbox.paths"])
 
@@ -83,12 +83,12 @@ def _reward_problems(values: Values) -> Iterator[Problem]:
         yield Problem(place, values[place], f"must be program: {name} computes no rewards", "Set it to program.")
 
 
-def _entry_point_problems(target: str, python: str | None) -> Iterator[Problem]:
+def _entry_point_problems(target: str, python: str | None, *, preload: bool) -> Iterator[Problem]:
     """Yield a problem if a function cannot be loaded as a trajectory's program will load it."""
-    from turnmill.rollout.harness.entry_point import LOAD_ONLY
+    from turnmill.rollout.harness.entry_point import LOAD_ONLY, PRELOAD
     from turnmill.rollout.harness.program import INHERITED, entry_point_command, import_paths, inherited
 
-    command = [*entry_point_command(target, python), LOAD_ONLY]
+    command = [*entry_point_command(target, python), LOAD_ONLY, *([PRELOAD] if preload else [])]
     environment = inherited(INHERITED) | import_paths(python)
     way_out = "Give the whole path of a file, or install its package."
     yield from _load_problems(

@@ -62,13 +62,27 @@ class EnvironmentRecipe(Recipe[VerlogAgent]):
 class TaskRecipe(Recipe[BaseAgent]):
     """Demonstrations of a task source."""
 
+    turn_break = "\n"
+    """What is between a response's end and the message after it."""
+
     def demonstrations(
         self, environment: EnvironmentSettings, settings: WarmStart
     ) -> "tuple[PreTrainedTokenizerFast, list[Row]]":
         """Return the demonstrations of the tasks."""
         from turnmill.training.warm_start.task_rows import build_task_rows, teacher_of
 
-        return build_task_rows(teacher_of(create_source(environment.name, environment.options)), settings)
+        teacher = teacher_of(create_source(environment.name, environment.options))
+        return build_task_rows(teacher, settings, turn_break=self.turn_break)
+
+
+class ProgramRecipe(TaskRecipe):
+    """Demonstrations as the gateway renders conversations: by the chat template, which has no line breaks."""
+
+    turn_break = ""
+
+    def ingredients(self) -> list[Any]:
+        """Return what is between the turns."""
+        return [self.turn_break]
 
 
 class GrlRecipe(Recipe[GrlAgent]):

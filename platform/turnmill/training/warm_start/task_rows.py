@@ -13,7 +13,7 @@ from turnmill.tasks import Task, TaskSource
 from turnmill.tasks.arithmetic import DemonstratedResponse
 from turnmill.training.warm_start.cloning import Row
 from turnmill.training.warm_start.rows import next_token_distributions
-from turnmill.training.warm_start.tokenizer import build_tokenizer
+from turnmill.training.warm_start.tokenizer import END, build_tokenizer
 
 
 class Teacher(Protocol):
@@ -37,14 +37,16 @@ def teacher_of(source: TaskSource) -> Teacher:
     return teacher
 
 
-def build_task_rows(teacher: Teacher, settings: WarmStart) -> tuple[PreTrainedTokenizerFast, list[Row]]:
+def build_task_rows(
+    teacher: Teacher, settings: WarmStart, *, turn_break: str = "\n"
+) -> tuple[PreTrainedTokenizerFast, list[Row]]:
     """A tokenizer for the language of the tasks, and `settings.turns` responses in its ids."""
     tokenizer = build_tokenizer(teacher.words)
-    rows = islice(_rows(teacher, tokenizer, settings), settings.turns)
+    rows = islice(_rows(teacher, tokenizer, settings, turn_break), settings.turns)
     return tokenizer, list(rows)
 
 
-def _rows(teacher: Teacher, tokenizer: PreTrainedTokenizerFast, settings: WarmStart) -> Iterator[Row]:
+def _rows(teacher: Teacher, tokenizer: PreTrainedTokenizerFast, settings: WarmStart, turn_break: str) -> Iterator[Row]:
     @cache
     def encode(text: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode(text, add_special_tokens=False))
@@ -59,4 +61,5 @@ def _rows(teacher: Teacher, tokenizer: PreTrainedTokenizerFast, settings: WarmSt
                 generated = (*generated, tokenizer.eos_token_id)
             probabilities = {encode(text): share for text, share in response.probabilities.items()}
             targets = next_token_distributions(generated, probabilities, vocabulary=len(tokenizer))
-            yield Row((*prompt, *encode(response.context)), generated, targets)
+            context = response.context.replace(f"{END}\n", f"{END}{turn_break}")
+            yield Row((*prompt, *encode(context)), generated, targets)

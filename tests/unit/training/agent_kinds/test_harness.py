@@ -21,7 +21,7 @@ def play(task):
 """
 
 
-def problems_of(changes: dict[str, Any] | None = None, check: Check = checks.agent, **agent: str) -> list[str]:
+def problems_of(changes: dict[str, Any] | None = None, check: Check = checks.agent, **agent: Any) -> list[str]:
     with NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(harness_job(agent={"type": "harness", **agent}, **(changes or {})), file)
         file.flush()
@@ -80,6 +80,18 @@ def test_an_import_that_does_not_end_is_a_problem(tmp_path: Path, monkeypatch: p
     (problem,) = problems_of(entryPoint=f"{tmp_path / 'agent.py'}:play")
 
     assert "is not loaded within 0.5 s" in problem
+
+
+def test_a_module_whose_import_starts_threads_is_a_problem_for_preload_alone(tmp_path: Path):
+    begin = "import threading, time\nthreading.Thread(target=time.sleep, args=[1], daemon=True, name='mine').start()\n"
+    (tmp_path / "agent.py").write_text(begin + AGENT)
+    target = f"{tmp_path / 'agent.py'}:play"
+
+    (problem,) = problems_of(entryPoint=target, preload=True)
+
+    assert problem.startswith("spec.agent.entryPoint: ")
+    assert "it starts threads while it is imported, which preload would lose: mine" in problem
+    assert problems_of(entryPoint=target) == []
 
 
 def test_tasks_of_openenv_are_rewarded_by_the_program():
