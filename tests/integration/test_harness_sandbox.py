@@ -13,6 +13,7 @@ import pytest
 
 from turnmill.core.errors import SandboxError, SettingsError
 from turnmill.core.trajectory import EpisodeFailure
+from turnmill.gateway.server import MAX_CONNECTIONS
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.harness.episode import EpisodeResult
 from turnmill.rollout.harness.loop import HarnessLoop
@@ -317,6 +318,36 @@ async def test_a_program_that_the_sandbox_does_not_show_fails_with_the_way_out(b
 
     assert isinstance(result, EpisodeFailure)
     assert "not found" in result.message
+
+
+async def test_connections_of_a_program_are_limited_and_others_have_theirs(begin: Begin):
+    code = (
+        ASK
+        + """
+import socket
+
+connections = [socket.create_connection(("127.0.0.1", 9700)) for _ in range(400)]
+for connection in connections:
+    connection.settimeout(0.05)
+closed = 0
+for connection in connections:
+    try:
+        closed += connection.recv(1) == b""
+    except ConnectionError:
+        closed += 1
+    except TimeoutError:
+        pass
+for connection in connections:
+    connection.close()
+ask("How are you?")
+print(json.dumps({"reward": 1, "metrics": {"closed": closed}}))
+"""
+    )
+    loop = begin(code, reward="program", sandbox={})
+
+    results = await asyncio.gather(*(play(loop, number) for number in range(2)))
+
+    assert [each.summary.metrics["result_closed"] for each in results] == [400 - MAX_CONNECTIONS] * 2
 
 
 async def test_processes_are_limited(begin: Begin, monkeypatch: pytest.MonkeyPatch):

@@ -11,11 +11,30 @@ from turnmill.core.http_connections import TimedHttpProtocol, UvicornServer, lis
 KEEP_ALIVE_SECONDS = 75
 
 
+MAX_CONNECTIONS = 128
+"""Connections of one program at a time, if it is not trusted: each is a descriptor of this process."""
+
+
+class LimitedHttpProtocol(TimedHttpProtocol):
+    """Closes connections above a number of them."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection, or close it."""
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+
+
 class HttpServer:
     """Serves an application on a port of one address, until it is closed."""
 
     def __init__(
-        self, app: ASGIApp, listener: socket.socket | None = None, *, drain_seconds: int | None = None
+        self,
+        app: ASGIApp,
+        listener: socket.socket | None = None,
+        *,
+        drain_seconds: int | None = None,
+        http: type[TimedHttpProtocol] = TimedHttpProtocol,
     ) -> None:
         """Take what to listen on; left out, a free port of this machine for its own processes.
 
@@ -24,7 +43,7 @@ class HttpServer:
         self._socket = listener or listen("127.0.0.1", 0)
         config = uvicorn.Config(
             app,
-            http=TimedHttpProtocol,
+            http=http,
             ws="none",
             log_config=None,
             access_log=False,

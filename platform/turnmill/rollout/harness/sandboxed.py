@@ -9,7 +9,7 @@ from pathlib import Path
 from starlette.types import ASGIApp
 
 from turnmill.core.errors import HarnessError, SandboxError
-from turnmill.gateway.server import HttpServer
+from turnmill.gateway.server import HttpServer, LimitedHttpProtocol
 from turnmill.jobs.harness_agent import HarnessAgent
 from turnmill.rollout.harness import entry_point
 from turnmill.rollout.harness.program import Ended, import_paths, run_program
@@ -77,8 +77,9 @@ def readable_paths(command: Sequence[str], agent: HarnessAgent) -> tuple[str, ..
 
 async def _serve(control: socket.socket, app: ASGIApp) -> HttpServer | SandboxError:
     try:
-        server = HttpServer(app, await asyncio.to_thread(receive_listener, control))
+        listener = await asyncio.to_thread(receive_listener, control)
     except SandboxError as error:
         return error
+    server = HttpServer(app, listener, http=LimitedHttpProtocol)
     server.start()
     return server
