@@ -343,7 +343,7 @@ ask("How are you?")
 print(json.dumps({"reward": 1, "metrics": {"closed": closed}}))
 """
     )
-    loop = begin(code, reward="program", sandbox={})
+    loop = begin(code)
 
     results = await asyncio.gather(*(play(loop, number) for number in range(2)))
 
