@@ -30,10 +30,10 @@ from support.training_runs import TrainingRun
 from turnmill.core.code_hash import hash_code
 
 EXAMPLES = (
-    "babyai-goto-cpu", "babyai-goto-gigpo-cpu", "calculator-multi-turn-cpu", "sokoban-grl-cpu", "tool-arithmetic-cpu",
-    "tool-arithmetic-ppo-cpu",
+    "babyai-goto-cpu", "babyai-goto-gigpo-cpu", "calculator-harness-cpu", "calculator-multi-turn-cpu",
+    "sokoban-grl-cpu", "tool-arithmetic-cpu", "tool-arithmetic-ppo-cpu",
 )  # fmt: skip
-"""Each kind of agent that has examples, with and without a critic."""
+"""Each kind of agent that has examples, with and without a critic. One that is new has nothing to be compared with."""
 
 STEPS = 2
 OF_TIME_AND_MEMORY = re.compile(
@@ -59,15 +59,16 @@ def main() -> None:
     parser.add_argument("examples", nargs="*", default=EXAMPLES)
     arguments = parser.parse_args()
     with _checkout(arguments.commit) as old, tempfile.TemporaryDirectory() as runs:
-        of_any = _used(examples())
+        of_any = _used(_older(examples(), old))
+        compared = list(_older(arguments.examples, old))
         changes = [change for change in _changes(old) if not change.now or change.file in of_any]
         if not changes:
             sys.exit(f"Nothing that examples use has changed since {arguments.commit}.")
-        used = _used(arguments.examples)
+        used = _used(compared)
         if unused := [change.file for change in changes if change.now and change.file not in used]:
-            sys.exit(f"No example among {', '.join(arguments.examples)} uses {', '.join(unused)}.")
+            sys.exit(f"No example among {', '.join(compared)} uses {', '.join(unused)}.")
         rows, differ = [], []
-        for example in arguments.examples:
+        for example in compared:
             was, now = (_steps(example, code, Path(runs)) for code in (old, ROOT))
             names = [name for name in was[-1] if not OF_TIME_AND_MEMORY.search(name)]
             found = sorted({name for a, b in zip(was, now, strict=True) for name in names if not _same(a, b, name)})
@@ -81,7 +82,12 @@ def main() -> None:
     ).stdout.strip()
     for change in changes:
         today = time.strftime("%Y-%m-%d", time.gmtime())
-        append_result(SAME_STEPS, SameSteps(change.file, change.was, change.now, commit, arguments.examples, today))
+        append_result(SAME_STEPS, SameSteps(change.file, change.was, change.now, commit, compared, today))
+
+
+def _older(names: Iterable[str], code: Path) -> Iterator[str]:
+    """Yield the examples that another state of the code has as well."""
+    return (name for name in names if (code / job_of(name).relative_to(ROOT)).exists())
 
 
 def _used(names: Iterable[str]) -> set[str]:

@@ -30,6 +30,9 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 PROMPT = "Run echo with your shell tool, or add 2 and 40, and stop."
 MISSING = [name for name, harness in HARNESSES.items() if not harness.is_installed]
+TITLES = (["tools"], ["conversation"], ["system"])
+"""Branches of opencode's request for a title, by what comes first."""
+
 STREAMING = ("codex", "claude-code", "opencode", "qwen-code")
 
 Script = Callable[[str], str]
@@ -131,12 +134,12 @@ async def test_its_conversation_with_a_call_is_one_row(name: str, tmp_path: Path
     ended = await gateway.run(harness, tmp_path)
 
     assert (ended.how, ended.exit_code) == ("exited", 0), ended.last_words
-    # It has run the command, or the sum.
-    assert "42" in gateway.conversation.partition("<tool_response>")[2] or harness.end
+    # It has run the command, or the sum. Qwen Code loses the output at times, on a busy machine.
+    result = gateway.conversation.partition("<tool_response>")[2]
+    assert "42" in result or harness.end or (name == "qwen-code" and "Exit Code: 0" in result)
     require_exact_rows(gateway.trajectory, gateway.engine)
     # Only opencode asks for more than its conversation: for a title, at once or meanwhile.
-    assert set(gateway.branches) <= ({"tools", "conversation", "system"} if name == "opencode" else set())
-    assert len(gateway.trajectory.rows()) == (2 if name == "opencode" else 1)
+    assert gateway.branches in (TITLES if name == "opencode" else ([],))
 
 
 @pytest.mark.parametrize("name", HARNESSES)
@@ -150,7 +153,8 @@ async def test_an_engine_that_fails_once_costs_no_turn(name: str, tmp_path: Path
     assert (ended.how, ended.exit_code) == ("exited", 0), ended.last_words
     assert gateway.engine.errors == []
     require_exact_rows(gateway.trajectory, gateway.engine)
-    assert len(gateway.trajectory.rows()) == (2 if name == "opencode" else 1)
+    # If it is opencode's request for a title that fails, it goes without.
+    assert len(gateway.trajectory.rows()) in ((1, 2) if name == "opencode" else (1,)), gateway.branches
 
 
 @pytest.mark.parametrize("name", STREAMING)
@@ -169,7 +173,11 @@ async def test_a_stream_that_is_cut_costs_no_turn(name: str, tmp_path: Path, sta
         return
     # Nothing was sampled again.
     assert len(gateway.engine.samples) == (3 if name == "opencode" else 2)
-    assert len(gateway.trajectory.rows()) == (2 if name == "opencode" else 1)
+    if name == "opencode":
+        # If nothing of the answer had arrived, it leaves an empty one in its history, which the policy has not given.
+        assert [reason for reason in gateway.branches if reason != "rewritten"] in TITLES
+    else:
+        assert gateway.branches == []
 
 
 async def test_a_sub_agent_of_claude_code_is_a_branch(tmp_path: Path, start: Callable[..., Gateway]):
