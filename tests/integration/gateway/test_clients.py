@@ -267,6 +267,41 @@ async def test_clients_repeat_a_request_that_the_engine_failed_and_get_one_answe
     assert len(gateway.record.turns) == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+async def test_a_client_that_runs_out_of_time_says_so_and_its_repeat_gets_one_answer(
+    start: Start, api: str, stream: bool
+):
+    gateway = start(["here"])
+    held, generate = asyncio.Event(), gateway.engine.generate
+
+    async def late(*words: Any, **named: Any) -> Any:
+        await held.wait()
+        return await generate(*words, **named)
+
+    gateway.engine.generate = late  # type: ignore[method-assign]
+
+    async def ask(seconds: float) -> Any:
+        if api == "messages":
+            timed = gateway.anthropic.with_options(timeout=seconds)
+            return await timed.messages.create(model="policy", messages=USER, max_tokens=50, stream=stream)
+        client = gateway.openai.with_options(timeout=seconds)
+        if api == "chat":
+            return await client.chat.completions.create(model="policy", messages=USER, stream=stream)
+        return await client.responses.create(model="policy", input=USER, stream=stream)
+
+    with pytest.raises((openai.APITimeoutError, anthropic.APITimeoutError)):
+        await ask(0.2)
+    held.set()
+    answer = await ask(30)
+
+    if stream:
+        assert "here" in "".join([part.model_dump_json() async for part in answer])
+    else:
+        assert "here" in answer.model_dump_json()
+    gateway.require_one_row()
+
+
 async def test_a_stream_that_was_cut_is_repeated_with_the_recorded_answer(start: Start):
     gateway = start(["The quick brown fox"])
     body = {"model": "policy", "messages": USER, "stream": True}
