@@ -15,6 +15,7 @@ RETRIES, CADENCE_RETRIES = 3, 100
 
 MODULES = {
     "turnmill": "chaos.turnmill_system",
+    "turnmill-async": "chaos.turnmill_async_system",
     "verl": "chaos.verl_system",
     "verifiers": "chaos.verifiers_system",
 }
@@ -46,6 +47,7 @@ class System(Protocol):
     """A system under test."""
 
     name: str
+    tasks_per_step: int
     parts: Mapping[str, str]
     """Patterns of the command lines of its processes, by the kinds of `faults.PARTS`; what it has not, is left out."""
 

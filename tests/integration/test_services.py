@@ -143,7 +143,7 @@ def test_a_server_that_is_stopped_is_replaced_before_one_that_is_blocked(tmp_pat
     server.start()
     first = server._process
     assert first is not None
-    monkeypatch.setattr(module, "answers", lambda url: asked.append(answers(url)) or asked[-1])
+    monkeypatch.setattr(module, "answers", lambda url, **limits: asked.append(answers(url, **limits)) or asked[-1])
 
     mark.touch() if blocked else first.send_signal(signal.SIGSTOP)
 
@@ -167,7 +167,7 @@ def test_a_server_that_answers_is_kept_even_if_it_is_not_well(tmp_path, monkeypa
     first = server._process
     mark.touch()
     asked = []
-    monkeypatch.setattr(module, "answers", lambda url: asked.append(answers(url)) or asked[-1])
+    monkeypatch.setattr(module, "answers", lambda url, **limits: asked.append(answers(url, **limits)) or asked[-1])
 
     assert eventually(lambda: len(asked) > 3, seconds=60)
     assert (server._process is first, all(asked), is_healthy(server.url)) == (True, True, False)

@@ -1,19 +1,23 @@
+import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from support.cancelled_calls import cancel_during_call
 from support.http_tools import HttpTools
-from turnmill.core.errors import StoreUnavailableError, ToolCallError
+from turnmill.core.errors import RunFailedError, StoreUnavailableError, ToolCallError
 from turnmill.core.trajectory import EpisodeFailure, complete_turns
 from turnmill.observability.run_folder import RunFolder
-from turnmill.rollout.journal import StoreJournal
+from turnmill.rollout.journal import StoreJournal, forget_newer_policies, forget_trained
 from turnmill.testing.agent_loops import END, TOKENIZER, ToolLoopHarness, tool_job
 from turnmill.testing.policies import Request, ScriptedPolicy
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.embedded import EmbeddedStore
 from turnmill.trajectories.journal import TrajectoryJournal
+from turnmill.trajectories.settings import StoreSettings
 
 JOB = tool_job(maxTurns=3, toolCallMaxRetries=0)
 
@@ -138,18 +142,97 @@ async def test_an_ended_trajectory_is_not_played_again(attempt):
     assert second.policy.requests == []
 
 
-async def test_steps_after_the_first_of_an_attempt_begin_from_the_prompt(attempt, server):
-    await play_until_crash(attempt(CrashingAt(2)), step=2)
-    (interrupted,) = {call["trajectory"] for call in server.calls}
+class PolicyOfVersion(ScriptedPolicy):
+    """A policy after so many steps."""
+
+    def __init__(self, version: int, script: Any) -> None:
+        super().__init__(TOKENIZER, script)
+        self.version = version
+
+    async def generate(self, *args: Any, **kwargs: Any) -> Any:
+        output = await super().generate(*args, **kwargs)
+        output.extra_fields = {"min_global_steps": 0, "max_global_steps": self.version}
+        return output
+
+
+@pytest.mark.parametrize("validate", [False, True])
+async def test_a_process_resumes_trajectories_of_all_steps(attempt, server, validate):
+    """As one that replaces another, while rollout is several steps ahead."""
+    for step in (1, 2):
+        with pytest.raises(Crash):
+            await attempt(CrashingAt(2)).play(step=step, validate=validate)
     second = attempt(script)
 
-    await second.play(step=1)
-    result = await second.play(step=2)
+    results = [await second.play(step=step, validate=validate) for step in (1, 2)]
 
-    assert result.summary.metrics["turns_carried_on"] == 0
-    assert len(second.policy.requests) == 8
-    # Tools must not use the state that they keep of the interrupted trajectory.
-    assert interrupted not in {call["trajectory"] for call in server.calls[2:]}
+    assert [result.summary.metrics["turns_carried_on"] for result in results] == [2, 2]
+    assert len(second.policy.requests) == 4
+    assert len({(call["trajectory"], call["call_id"]) for call in server.calls}) == len(server.calls) == 6
+
+
+@pytest.mark.parametrize(("begins_with", "carried_on"), [(3, 2), (2, 0)])
+async def test_an_attempt_resumes_no_trajectory_of_policies_that_it_does_not_have(
+    attempt, server, store, tmp_path, begins_with, carried_on
+):
+    first = attempt(script)
+    first.loop.server_manager = PolicyOfVersion(3, CrashingAt(2))
+    await play_until_crash(first, step=5)
+    (interrupted,) = {call["trajectory"] for call in server.calls}
+    config = OmegaConf.create({"turnmill": {"store_url": store.url, "run_dir": str(tmp_path / "run")}})
+
+    await asyncio.to_thread(forget_newer_policies, config, begins_with)
+    result = await attempt(script).play(step=5)
+
+    assert result.summary.metrics["turns_carried_on"] == carried_on
+    # Otherwise, tools must not use the state that they keep of the interrupted trajectory.
+    assert (interrupted in {call["trajectory"] for call in server.calls[2:]}) == (carried_on > 0)
+
+
+async def test_an_attempt_does_not_begin_without_its_store(tmp_path, monkeypatch):
+    monkeypatch.setattr("turnmill.rollout.journal.START_SECONDS", 0.3)
+    with EmbeddedStore() as gone:
+        config = OmegaConf.create({"turnmill": {"store_url": gone.url, "run_dir": str(tmp_path / "run")}})
+
+    with pytest.raises(RunFailedError, match="did not answer") as caught:
+        await asyncio.to_thread(forget_newer_policies, config, 0)
+
+    assert caught.value.cause == "store"
+
+
+async def test_an_ended_trajectory_is_kept_until_its_step_has_been_trained(store, server, tmp_path):
+    """A step may take longer than results of a finished trajectory are kept for late repeats of its calls."""
+    settings = StoreSettings(finished_seconds=0.05)
+    made = []
+    for script_or_none in (script, "no response is generated again"):
+        journal = StoreJournal(TrajectoryJournal.from_url(store.url, "long step", settings))
+        made.append(ToolLoopHarness(tmp_path, script_or_none, JOB, server.url, journal=journal))
+        await made[-1].play()
+        await made[-1].loop.close()
+        await asyncio.sleep(0.2)
+
+    assert made[1].policy.requests == []
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "ahead", "kept"),
+    [
+        (1, 0, ["t2-0-0", "t4-0-0"]),
+        (1, 1, ["t2-0-0", "t3-0-0", "t4-0-0"]),
+        (3, 1, ["t4-0-0"]),
+        (0, 0, ["t1-0-0", "t4-0-0"]),
+    ],
+)
+async def test_trained_trajectories_are_deleted_unless_an_attempt_could_resume_them(store, checkpoint, ahead, kept):
+    run = RunFolder(Path(f"/runs/{checkpoint}-{ahead}")).run_name()
+    journal = TrajectoryJournal.from_url(store.url, run)
+    for name in ("t1-0-0", "t2-0-0", "t3-0-0", "t4-0-0", "v0-0-0", "v3-0-0", "v4-0-0", "not an episode's"):
+        await journal.open(name, deadline=deadline_in(5))
+    config = OmegaConf.create({"turnmill": {"store_url": store.url, "run_dir": f"/runs/{checkpoint}-{ahead}"}})
+
+    await forget_trained(config, step=3, checkpoint=checkpoint, ahead=ahead)
+
+    assert await journal.names(deadline=deadline_in(5)) == ["not an episode's", *kept, "v4-0-0"]
+    await journal.close()
 
 
 async def test_a_trajectory_in_flight_can_be_read_from_the_store(attempt, store):

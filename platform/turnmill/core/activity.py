@@ -7,27 +7,24 @@ from pathlib import Path
 
 PULSE_SECONDS = 0.2
 
-_SWITCHES = re.compile(r"ctxt_switches:\s+(\d+)")
+_SWITCHES, _STATE = re.compile(r"ctxt_switches:\s+(\d+)"), re.compile(r"^State:\s+(\w)", re.MULTILINE)
 # Of /proc/PID/stat, counted after the name of the program: proc_pid_stat(5).
-_STATE, _USER_TIME = 0, 11
+_USER_TIME = 11
 
 
 def activity(pid: int) -> str:
     """Return how much a process has done, which differs as soon as one of its threads has run.
 
-    Empty if it is to run now, or waits for a disk: then it is not to blame.
+    Empty if a thread is to run now, or waits for a disk: then the process is not to blame.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        if fields[_STATE] in "RD":
-            return ""
-        switches = [
-            int(number)
-            for status in Path(f"/proc/{pid}/task").glob("*/status")
-            for number in _SWITCHES.findall(status.read_text())
-        ]
+        threads = [status.read_text() for status in Path(f"/proc/{pid}/task").glob("*/status")]
     except OSError:
         return ""
+    if any(state in "RD" for thread in threads for state in _STATE.findall(thread)):
+        return ""
+    switches = [int(number) for thread in threads for number in _SWITCHES.findall(thread)]
     return f"{fields[_USER_TIME]} {fields[_USER_TIME + 1]} {sum(switches)}" if any(switches) else ""
 
 

@@ -1,6 +1,10 @@
 """Identity of an episode within a run."""
 
+import re
 from dataclasses import dataclass
+from typing import Self
+
+_NAME = re.compile(r"([tv])(\d+)-(\d+)-(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +18,13 @@ class EpisodeId:
 
     def __str__(self) -> str:
         return f"{'v' if self.validate else 't'}{self.step}-{self.task}-{self.sample}"
+
+    @classmethod
+    def from_name(cls, name: str) -> Self | None:
+        """Return the id of an episode with a name; None if it is not one of an episode."""
+        if (found := _NAME.fullmatch(name)) is None:
+            return None
+        return cls(*map(int, found.groups()[1:]), validate=found[1] == "v")
 
     @property
     def sampling_stream(self) -> str:

@@ -1,20 +1,22 @@
 """Journals: records of the turns of episodes in flight, kept outside the process that plays them."""
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from turnmill.core.errors import OvertakenError, StaleClaimError, StoreError
+from turnmill.core.errors import OvertakenError, RunFailedError, StaleClaimError, StoreError
 from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn
 from turnmill.observability.run_folder import RunFolder
+from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.verl_types import RunConfig
 from turnmill.tasks import Task
 from turnmill.trajectories.address import with_password
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.journal import JournaledTrajectory, TrajectoryJournal
 
-STORE_SECONDS, DELETE_SECONDS = 10.0, 1.0
+STORE_SECONDS, DELETE_SECONDS, START_SECONDS = 10.0, 1.0, 60.0
 
 log = logging.getLogger(__name__)
 
@@ -88,9 +90,9 @@ class NoJournal:
 class StoreJournal:
     """Records turns in the trajectory store.
 
-    Episodes are resumed only in the first step of an attempt: those of later steps, left by an attempt that got
-    further, were sampled from weights that this attempt does not have. While the store cannot be reached, episodes
-    continue without being recorded; tools detect the failure themselves.
+    Every episode that the store has is resumed: an attempt begins by deleting those of policies that it does not have
+    (`forget_newer_policies`). While the store cannot be reached, episodes continue without being recorded; tools detect
+    the failure themselves.
     """
 
     def __init__(self, journal: TrajectoryJournal) -> None:
@@ -102,7 +104,6 @@ class StoreJournal:
         self._overtaken: set[str] = set()
         """Episodes that another process now plays."""
 
-        self._first_step: int | None = None
         self.num_resumed = 0
         self.num_failed_writes = 0
 
@@ -112,12 +113,12 @@ class StoreJournal:
         Raises OvertakenError if a later attempt at the run has started.
         """
         await self._delete_incomplete()
-        if self._first_step is None and not episode.validate:
-            self._first_step = episode.step
+        metadata = TrajectoryMetadata(episode.step, episode.task.number, episode.trajectory_id)
+        deadline = deadline_in(STORE_SECONDS)
         try:
-            if episode.validate or episode.step != self._first_step or episode.name in self._incomplete:
-                await self._journal.delete(episode.name, deadline=deadline_in(STORE_SECONDS))
-            trajectory = await self._resume_or_begin(episode)
+            if episode.name in self._incomplete:
+                await self._journal.delete(episode.name, deadline=deadline)
+            trajectory = await self._journal.open(episode.name, metadata=metadata, deadline=deadline)
         except StaleClaimError as error:
             self._overtaken.add(episode.name)
             raise OvertakenError(f"{episode.name} is not this attempt's: {error}") from error
@@ -130,14 +131,6 @@ class StoreJournal:
         self._trajectories[episode.name] = trajectory
         self.num_resumed += bool(trajectory.turns)
         return ResumedEpisode(trajectory.metadata.trajectory_id, trajectory.turns)
-
-    async def _resume_or_begin(self, episode: EpisodeInFlight) -> JournaledTrajectory:
-        deadline = deadline_in(STORE_SECONDS)
-        trajectory = await self._journal.open(episode.name, deadline=deadline)
-        if trajectory.turns:
-            return trajectory
-        metadata = TrajectoryMetadata(episode.step, episode.task.number, episode.trajectory_id)
-        return await self._journal.open(episode.name, metadata=metadata, deadline=deadline)
 
     async def append(self, episode: EpisodeInFlight, turn: Turn) -> None:
         """Record a finished turn. Raises OvertakenError if another process now plays the episode."""
@@ -169,7 +162,8 @@ class StoreJournal:
             if outcome.stop_reason == "failed":
                 await self._journal.delete(episode.name, deadline=deadline_in(STORE_SECONDS))
             else:
-                await self._journal.finish(trajectory, outcome, deadline=deadline_in(STORE_SECONDS))
+                # Until its step has been trained, an attempt that resumes would else play it again.
+                await self._journal.finish(trajectory, outcome, keep=True, deadline=deadline_in(STORE_SECONDS))
         except StaleClaimError as error:
             self._overtaken.add(episode.name)
             self._count_failed_write(episode, error)
@@ -204,8 +198,56 @@ class StoreJournal:
 
 def create_journal(config: RunConfig) -> Journal:
     """Return the journal of this attempt at a run: in its store, or one without records if the run has no store."""
+    journal = _journal_in_store(config)
+    return NoJournal() if journal is None else StoreJournal(journal)
+
+
+def forget_newer_policies(config: RunConfig, version: int) -> None:
+    """Delete episodes with turns of policies after the version with which this attempt begins.
+
+    They are of an attempt that got further; this one's policies after that version are others. Raises RunFailedError if
+    the store cannot be reached, as those episodes would be resumed.
+    """
+    asyncio.run(_forget_newer_policies(config, version))
+
+
+async def forget_trained(config: RunConfig, *, step: int, checkpoint: int, ahead: int) -> None:
+    """Delete episodes up to a step which has been trained, but those that an attempt could resume.
+
+    From a checkpoint it resumes training episodes of the next step, and of as many more as rollout is `ahead`; those of
+    later ones were sampled by policies that it does not have. Raises StoreError.
+    """
+    journal = _journal_in_store(config)
+    if journal is None:
+        return
+    deadline = deadline_in(STORE_SECONDS)
+    try:
+        for name in await journal.names(deadline=deadline):
+            episode = EpisodeId.from_name(name)
+            if episode is None or episode.step > step:
+                continue
+            if episode.validate or not checkpoint < episode.step <= checkpoint + 1 + ahead:
+                await journal.delete(name, deadline=deadline)
+    finally:
+        await journal.close()
+
+
+async def _forget_newer_policies(config: RunConfig, version: int) -> None:
+    journal = _journal_in_store(config)
+    if journal is None:
+        return
+    try:
+        if deleted := await journal.delete_newer(version, deadline=deadline_in(START_SECONDS)):
+            log.info("Episodes of other policies deleted", extra={"episodes": deleted, "after_version": version})
+    except StoreError as error:
+        raise RunFailedError(str(error), "store") from error
+    finally:
+        await journal.close()
+
+
+def _journal_in_store(config: RunConfig) -> TrajectoryJournal | None:
     settings = config.turnmill
     if (url := settings.get("store_url")) is None:
-        return NoJournal()
+        return None
     run, attempt = RunFolder(settings.run_dir).run_name(), settings.get("attempt")
-    return StoreJournal(TrajectoryJournal.from_url(with_password(url), run, attempt=int(attempt) if attempt else None))
+    return TrajectoryJournal.from_url(with_password(url), run, attempt=int(attempt) if attempt else None)

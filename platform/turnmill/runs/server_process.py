@@ -12,17 +12,17 @@ HEALTH_SECONDS = 2.0
 
 def is_healthy(url: str) -> bool:
     """Return whether a server answers at `/health` that all is well."""
-    return _health(url) == 200
+    return _health(url, HEALTH_SECONDS) == 200
 
 
-def answers(url: str) -> bool:
-    """Return whether a server answers at `/health`, whatever it says."""
-    return _health(url) is not None
+def answers(url: str, *, seconds: float = HEALTH_SECONDS) -> bool:
+    """Return whether a server answers at `/health` in time, whatever it says."""
+    return _health(url, seconds) is not None
 
 
-def _health(url: str) -> int | None:
+def _health(url: str, seconds: float) -> int | None:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=HEALTH_SECONDS) as response:
+        with urllib.request.urlopen(f"{url}/health", timeout=seconds) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         return error.code

@@ -17,19 +17,20 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.tool_server import RunToolServer
 from turnmill.observability.run_folder import RunFolder
 from turnmill.runs.processes import Owner
-from turnmill.runs.server_process import answers, is_healthy, stop, tail
+from turnmill.runs.server_process import HEALTH_SECONDS, answers, is_healthy, stop, tail
 from turnmill.training.agent_kinds import agent_kind
 from turnmill.trajectories.address import JournalAddress
 from turnmill.trajectories.embedded import EmbeddedStore
 
 STORE_VARIABLE = "TURNMILL_REDIS"
-START_SECONDS, STOP_SECONDS, WAIT_SECONDS = 120.0, 10.0, 0.2
+START_SECONDS, STOP_SECONDS, WAIT_SECONDS = 120.0, 10.0, 0.25
 ASK_SECONDS, HUNG_SECONDS = 1.0, 15.0
 """Time between two questions whether the tool server is there, and without an answer until it is taken for hung: a call
 that waits for it has half a minute by default, in which another server must have started."""
 
-STILL_LOOKS = 2
-"""Questions in a row without an answer to a server of which no thread has run: it is stopped, and waits for no tool."""
+STILL_LOOKS, STILL_ANSWER_SECONDS = 4, 0.5
+"""Looks in a row, `WAIT_SECONDS` apart, at a server of which no thread has run, and time that it has to answer then: it
+is stopped, and waits for no tool."""
 
 LOG_LINES = 5
 
@@ -154,12 +155,13 @@ class ToolServerProcess:
                 except OSError as error:
                     # Memory or disk may be short at present, as when the server was killed for it.
                     log.warning("Tool server cannot be started", extra={"error": str(error)})
-            elif time.monotonic() >= asked + ASK_SECONDS:
-                answered = answers(self.url)
-                if answered:
-                    hung_at, stillness = time.monotonic() + HUNG_SECONDS, stillness or Stillness()
-                still = stillness is not None and stillness.look(self._process.pid) >= STILL_LOOKS
-                if not answered and (still or time.monotonic() >= hung_at):
-                    log.warning("Tool server does not answer and is killed", extra={"stands_still": still})
-                    self._process.kill()
-                asked = time.monotonic()
+                continue
+            still = stillness is not None and stillness.look(self._process.pid) >= STILL_LOOKS
+            if not still and time.monotonic() < asked + ASK_SECONDS:
+                continue
+            if answers(self.url, seconds=STILL_ANSWER_SECONDS if still else HEALTH_SECONDS):
+                hung_at, stillness = time.monotonic() + HUNG_SECONDS, stillness or Stillness()
+            elif still or time.monotonic() >= hung_at:
+                log.warning("Tool server does not answer and is killed", extra={"stands_still": still})
+                self._process.kill()
+            asked = time.monotonic()

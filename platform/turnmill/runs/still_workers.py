@@ -17,7 +17,7 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.runs.processes import send_signal
 from turnmill.training.agent_kinds import agent_kind
 
-LOOK_SECONDS, STILL_LOOKS = 1.0, 3
+LOOK_SECONDS, STILL_LOOKS = 0.5, 3
 
 # Ray's title has the class, and in a method that of the method: often verl's. verl's workers of rewards are none.
 _TITLE = re.compile(rb"ray::(AgentLoopWorker\w*|(Tool|Grl)?LoopWorker|(Trajectory|MultiTurn|Harness)Worker)\b")

@@ -31,7 +31,7 @@ class JournaledTrajectory:
 
     turns: tuple[Turn, ...] = ()
     metadata: TrajectoryMetadata = field(default_factory=TrajectoryMetadata)
-    """Metadata given to `open`."""
+    """Metadata given to the first `open`."""
 
     outcome: TrajectoryOutcome | None = None
     """Outcome given to `finish`; None while the trajectory is in flight."""
@@ -101,9 +101,9 @@ class TrajectoryJournal:
     ) -> JournaledTrajectory:
         """Begin a trajectory, or take it over with its turns: the process that had it open can no longer write.
 
-        Without `metadata`, the stored metadata stays. Turns that are `known` are not read again; those of them that the
-        store has lost are stored with the next one. Raises StaleClaimError for an earlier attempt at the run, and
-        OtherTurnsError if the store has others than those known.
+        `metadata` is for a trajectory that begins: one that has metadata keeps it. Turns that are `known` are not read
+        again; those of them that the store has lost are stored with the next one. Raises StaleClaimError for an earlier
+        attempt at the run, and OtherTurnsError if the store has others than those known.
         """
         await self._require_latest_attempt(deadline)
         arguments = (
@@ -128,10 +128,13 @@ class TrajectoryJournal:
         return grown
 
     async def finish(
-        self, trajectory: JournaledTrajectory, outcome: TrajectoryOutcome, *, deadline: float
+        self, trajectory: JournaledTrajectory, outcome: TrajectoryOutcome, *, keep: bool = False, deadline: float
     ) -> JournaledTrajectory:
-        """Mark a trajectory finished: it can be read for `finished_seconds` and then expires."""
-        arguments = (len(trajectory.turns), pack(outcome), self._milliseconds(finished=True))
+        """Mark a trajectory finished: it can be read for `finished_seconds` and then expires.
+
+        With `keep` it expires as one in flight, unless it is deleted before.
+        """
+        arguments = (len(trajectory.turns), pack(outcome), self._milliseconds(finished=not keep))
         while True:
             answer, *rest = await self._write(FINISH, trajectory, *arguments, deadline=deadline)
             if answer == b"finished":
@@ -186,6 +189,16 @@ class TrajectoryJournal:
         """Return the trajectories in flight, with their turns."""
         trajectories = [await self.read(name, deadline=deadline) for name in await self.names(deadline=deadline)]
         return [trajectory for trajectory in trajectories if trajectory is not None and not trajectory.finished]
+
+    async def delete_newer(self, policy_version: int, *, deadline: float) -> int:
+        """Delete the trajectories whose last turn is of a newer version of the policy, and return their number."""
+        number = 0
+        for name in await self.names(deadline=deadline):
+            _, last = await self._client.run(READ, self._keys.journal(name), -1, also=(TURNS,), deadline=deadline)
+            if last and unpack(Turn, last[0]).policy_version > policy_version:
+                await self.delete(name, deadline=deadline)
+                number += 1
+        return number
 
     async def delete(self, name: str, *, deadline: float) -> None:
         """Delete a trajectory. Raises StaleClaimError for an earlier attempt at the run."""

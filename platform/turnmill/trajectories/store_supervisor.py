@@ -19,7 +19,7 @@ _PAUSE_MILLISECONDS = 200
 # Of /proc/PID/stat, counted after the name of the program: proc_pid_stat(5).
 _USER_TIME = 11
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_ASK_MILLISECONDS, _ANSWER_SECONDS = 1000, 1.0
+_ASK_MILLISECONDS, _ANSWER_SECONDS = 500, 0.5
 # One question without an answer may have met a machine that was frozen.
 _STILL_QUESTIONS = 2
 

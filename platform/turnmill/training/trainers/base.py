@@ -37,6 +37,7 @@ from turnmill.training.arrivals import Arrivals
 from turnmill.training.batches.balance import balanced_parts
 from turnmill.training.dataset import rows_as_columns, select
 from turnmill.training.recorder import RunRecorder, StepLogger
+from turnmill.training.resumable_episodes import ResumableEpisodes
 from turnmill.training.rollout_correction import correct_rows
 from turnmill.training.trainers.responses import ResponseTrainer
 from turnmill.training.verl.correction_config import is_corrected
@@ -71,6 +72,7 @@ class RunTrainer(ResponseTrainer):
         self._pending_checkpoint: checkpoints.RunState | None = None
         self._background = ThreadPoolExecutor(1)
         self._digests: list[Future[None]] = []
+        self.resumable_episodes = ResumableEpisodes(config, self.job, self.run_dir, self._background)
         self._num_prompts = 0
         super().__init__(config)
         self.replay_buffer.poll_interval = POLL_INTERVAL_SECONDS
@@ -112,6 +114,7 @@ class RunTrainer(ResponseTrainer):
     def on_train_begin(self) -> None:
         """Restore the state of a resumed run, or validate the initial policy."""
         super().on_train_begin()
+        self.resumable_episodes.begin(0 if self.resumed_from is None else self.resumed_from.state.step)
         # The launcher has allowed a long start.
         self.recorder.folder.allow_silence(None)
         if self.resumed_from is not None:
@@ -259,6 +262,7 @@ class RunTrainer(ResponseTrainer):
 
     def _after_step(self) -> None:
         self._complete_checkpoint()
+        self.resumable_episodes.after_step(self.global_steps)
         keep = self.job.spec.tracking.keep_steps
         if keep is not None:
             self.trajectory_log.drop_before(self.global_steps - keep + 1)

@@ -13,7 +13,7 @@ if redis.call('HGET', journal, 'opener') ~= opener then
   local time = redis.call('TIME')
   redis.call('HSET', journal, 'opener', opener, 'updated', time[1])
   if about ~= '' then
-    redis.call('HSET', journal, 'about', about)
+    redis.call('HSETNX', journal, 'about', about)
   end
   redis.call('HINCRBY', journal, 'attempt', 1)
   redis.call('HSET', journal, 'run_attempt', run_attempt)

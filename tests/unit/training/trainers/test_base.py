@@ -49,6 +49,7 @@ class Trainer(RunTrainer):
         self.recorder = RunRecorder(self.job, folder)
         self.recorder.folder.create()
         self.resumed_from = None
+        self.resumable_episodes = SimpleNamespace(begin=lambda version: None)
         self.kl_ctrl_in_reward = FixedKLController(0.1)
         self.global_steps = step
         self.train_dataset = TaskRows(None, None, None, max_samples=16)
@@ -150,6 +151,19 @@ def test_a_resumed_run_continues_with_its_step_and_coefficient_and_without_a_val
     assert (progress.phase, progress.done) == ("training", 7)
     assert trainer.kl_ctrl_in_reward.value == coefficient
     assert validations(trainer) == []
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_an_attempt_forgets_trajectories_of_later_policies_before_it_plays_any(queue, tmp_path, resumed):
+    trainer = Trainer(tmp_path, queue, step=7)
+    if resumed:
+        trainer.resume_from(7, kl_coefficient=0.25)
+    begun: list[tuple[int, bool]] = []
+    trainer.resumable_episodes.begin = lambda version: begun.append((version, bool(trainer.sampled)))
+
+    trainer.on_train_begin()
+
+    assert begun == [(7 if resumed else 0, False)]
 
 
 def test_a_validation_leaves_nothing_in_the_queue_and_says_how_long_it_took(queue, tmp_path):
