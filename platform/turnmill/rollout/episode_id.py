@@ -24,7 +24,8 @@ class EpisodeId:
         """Return the id of an episode with a name; None if it is not one of an episode."""
         if (found := _NAME.fullmatch(name)) is None:
             return None
-        return cls(*map(int, found.groups()[1:]), validate=found[1] == "v")
+        step, task, sample = map(int, found.groups()[1:])
+        return cls(step, task, sample, validate=found[1] == "v")
 
     @property
     def sampling_stream(self) -> str:
