@@ -14,6 +14,8 @@ PAGE = ROOT / "docs" / "chaos.md"
 PICTURES = ROOT / "docs" / "images" / "chaos"
 COLOURS = {"ended": "#4c9f70", "gave up": "#d08c3f", "hung": "#b5484b", "too long": "#b5484b"}
 TITLES = {"turnmill": "turnmill", "verl": "plain verl", "verifiers": "verifiers"}
+AHEAD = {"turnmill-async": "turnmill, rollout ahead of learning"}
+"""Titles of what runs with faults at a cadence alone."""
 
 INTRODUCTION = f"""\
 # RL-chaos
@@ -136,7 +138,7 @@ def page(results: Sequence[Result], cadences: Sequence[CadenceResult] = ()) -> s
     parts = [INTRODUCTION]
     for system, own in _by_system(results).items():
         parts += [_section(system, own) if own else f"## {TITLES[system]}\n\nNot run on this code.\n", "\n"]
-    parts += [cadence_page.section(cadences, TITLES), "\n", _faults(), "\n", LIMITS.format(not_run=NOT_RUN)]
+    parts += [cadence_page.section(cadences, TITLES | AHEAD), "\n", _faults(), "\n", LIMITS.format(not_run=NOT_RUN)]
     return "".join(parts).rstrip() + "\n"
 
 
