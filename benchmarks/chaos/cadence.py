@@ -11,7 +11,7 @@ from chaos.containment import RUNS, BenchmarkError, contained
 from chaos.faults import UNDISTURBED
 from chaos.measures import Record, lost_seconds, measure, own_ettr, step_seconds, window
 from chaos.result import CADENCE_RESULTS, CadenceResult
-from chaos.systems import GROUP_SIZE, system
+from chaos.systems import system
 from results_file import append_result, present_commit
 
 STEPS = 250
@@ -66,7 +66,6 @@ def result_of(
         own_ettr=_rounded(own_ettr(record, options.steps)),
         undisturbed_seconds=round(window(calm), 1),
         undisturbed_own_ettr=_rounded(own_ettr(calm, options.steps)),
-        trajectories_per_step=system(name).tasks_per_step * GROUP_SIZE,
         injected=[(kind, round(seconds, 1)) for kind, seconds in zip(record.kinds, lost, strict=True)],
     )
 

@@ -7,7 +7,6 @@ from chaos.faults import ALL, AROUND, LONGEST_PART, ONCE, SPELL_SECONDS, fault, 
 from chaos.result import CadenceResult
 from chaos.systems import CADENCE_RETRIES
 from chaos.turnmill_async_system import STEPS_AHEAD
-from chaos.turnmill_async_system import SYSTEM as AHEAD
 
 METHOD = f"""\
 ## Faults at a cadence
@@ -34,10 +33,9 @@ cadence, seed and round. A round begins with an undisturbed run of the same step
   below; calls fail for {SPELL_SECONDS:.0f} s. The clock jumps between three times of day, an hour apart.
 - **Set-up.** Tool server and store are started by the benchmark, with turnmill's own classes and so with the watch that
   they have in a run, as a proxy and a wire must come between. The job has `retries: {CADENCE_RETRIES}`.
-- **turnmill, rollout ahead of learning**: the same job with `mode: separate_async`, `maxStaleness: {STEPS_AHEAD}` and
-  {AHEAD.tasks_per_step} tasks per step. Trajectories of up to {STEPS_AHEAD} further steps are in flight or wait while a
-  step is trained, so work around the trainer may stand still for as long as these steps take before training waits.
-  *lost each* counts the trajectories of one step, of those in flight.
+- **turnmill, rollout ahead of learning**: the same job with `mode: separate_async` and `maxStaleness: {STEPS_AHEAD}`.
+  Trajectories of up to {STEPS_AHEAD} further steps are in flight or wait while a step is trained; *lost each* counts
+  those of one step alone.
 
 | column | what |
 | --- | --- |

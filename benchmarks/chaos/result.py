@@ -49,12 +49,10 @@ class CadenceResult(Result):
     injected: Sequence[tuple[str, float]]
     """Faults in their order, with the seconds that each has cost."""
 
-    trajectories_per_step: int = TASKS_PER_STEP * GROUP_SIZE
-
     @property
     def turns_lost_each(self) -> float:
         """Turns lost for each trajectory that was in flight when a fault came."""
-        return self.turns_lost / max(1, len(self.injected) * self.trajectories_per_step)
+        return self.turns_lost / max(1, len(self.injected) * TASKS_PER_STEP * GROUP_SIZE)
 
 
 def latest_cadences() -> list[CadenceResult]:

@@ -47,7 +47,6 @@ class System(Protocol):
     """A system under test."""
 
     name: str
-    tasks_per_step: int
     parts: Mapping[str, str]
     """Patterns of the command lines of its processes, by the kinds of `faults.PARTS`; what it has not, is left out."""
 

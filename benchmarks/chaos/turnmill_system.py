@@ -37,9 +37,9 @@ spec:
       minTurns: {TURNS}, maxTurns: {TURNS}, maxPromptLength: 32, maxResponseLength: 112, maxActionLength: 8,
       maxObsLength: 8{{tools}}}}}}
   environment: {{{{name: "chaos.task:Chances"}}}}
-  algorithm: {{{{type: grpo, minibatchTasks: {{tasks}}, actorLearningRate: 1.0e-30, weightDecay: 0}}}}
+  algorithm: {{{{type: grpo, minibatchTasks: {TASKS_PER_STEP}, actorLearningRate: 1.0e-30, weightDecay: 0}}}}
   training:
-    {{{{steps: {{steps}}, tasksPerStep: {{tasks}}, checkpointEvery: 1, stallTimeoutSeconds: {STALL_SECONDS},
+    {{{{steps: {{steps}}, tasksPerStep: {TASKS_PER_STEP}, checkpointEvery: 1, stallTimeoutSeconds: {STALL_SECONDS},
       seed: {{seed}}, validation: {{{{episodes: 0}}}}{{training}}}}}}
   resources: {{{{device: cpu{{resources}}}}}}
 """
@@ -65,11 +65,8 @@ class Turnmill:
     model_server: Sequence[str] = ()
     starts_tool_server = True
 
-    def __init__(
-        self, name: str = "turnmill", *, tasks_per_step: int = TASKS_PER_STEP, training: str = "", resources: str = ""
-    ) -> None:
+    def __init__(self, name: str = "turnmill", *, training: str = "", resources: str = "") -> None:
         self.name = name
-        self.tasks_per_step = tasks_per_step
         self._fields = {"training": training, "resources": resources}
 
     def version(self) -> str:
@@ -138,7 +135,6 @@ class Turnmill:
         fields = {name: f", {text}" if text else "" for name, text in self._fields.items()}
         return JOB.format(
             steps=given.steps,
-            tasks=self.tasks_per_step,
             seed=given.seed,
             retries=given.retries,
             tools=tools,

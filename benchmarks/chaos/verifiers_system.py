@@ -26,7 +26,6 @@ class Verifiers:
     """verifiers."""
 
     name = "verifiers"
-    tasks_per_step = TASKS_PER_STEP
     parts: Mapping[str, str] = {
         "trainer": r"-m chaos\.verifiers_runner",
         "engine": r"chaos\.model_service",

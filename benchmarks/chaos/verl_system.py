@@ -40,7 +40,6 @@ class Verl:
     """Plain verl."""
 
     name = "verl"
-    tasks_per_step = TASKS_PER_STEP
     parts: Mapping[str, str] = {
         "trainer": r"ray::TaskRunner",
         "engine": r"ray::vLLM\w*Server",

@@ -7,7 +7,10 @@ from pathlib import Path
 
 PULSE_SECONDS = 0.2
 
-_SWITCHES, _STATE = re.compile(r"ctxt_switches:\s+(\d+)"), re.compile(r"^State:\s+(\w)", re.MULTILINE)
+_SWITCHES, _BUSY = (
+    re.compile(r"ctxt_switches:\s+(\d+)"),
+    re.compile(r"^State:\s+[RD]|^TracerPid:\s+[1-9]", re.MULTILINE),
+)
 # Of /proc/PID/stat, counted after the name of the program: proc_pid_stat(5).
 _USER_TIME = 11
 
@@ -15,14 +18,14 @@ _USER_TIME = 11
 def activity(pid: int) -> str:
     """Return how much a process has done, which differs as soon as one of its threads has run.
 
-    Empty if a thread is to run now, or waits for a disk: then the process is not to blame.
+    Empty if a thread is to run now, waits for a disk, or is held by a debugger: then the process is not to blame.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         threads = [status.read_text() for status in Path(f"/proc/{pid}/task").glob("*/status")]
     except OSError:
         return ""
-    if any(state in "RD" for thread in threads for state in _STATE.findall(thread)):
+    if any(map(_BUSY.search, threads)):
         return ""
     switches = [int(number) for thread in threads for number in _SWITCHES.findall(thread)]
     return f"{fields[_USER_TIME]} {fields[_USER_TIME + 1]} {sum(switches)}" if any(switches) else ""

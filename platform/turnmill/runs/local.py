@@ -35,7 +35,7 @@ from turnmill.runs.preparation import (
 )
 from turnmill.runs.server_process import require_access
 from turnmill.runs.services import services
-from turnmill.runs.still_workers import still_workers_killed
+from turnmill.runs.still_processes import still_processes_killed
 from turnmill.runs.watch import Report, folder_failure, start_silence, watch
 from turnmill.training import accelerators
 from turnmill.training.recorder import ATTEMPT
@@ -87,9 +87,12 @@ def launch(
     return RunResult(folder.path, folder.read_summary())
 
 
-def _with_retries(train: Callable[[], None], job: AgentTrainingJob, folder: RunFolder, owner: processes.Owner) -> None:
+def _with_retries(
+    train: Callable[[bool], None], job: AgentTrainingJob, folder: RunFolder, owner: processes.Owner
+) -> None:
     """Train; after a failure that another attempt may get past, resume from the last checkpoint.
 
+    `train` is given whether another attempt would follow a failure.
     Ray must start within 30 s, which may be too short on a busy machine; such a failure does not count as one of the
     job's retries.
     """
@@ -101,7 +104,7 @@ def _with_retries(train: Callable[[], None], job: AgentTrainingJob, folder: RunF
             with _full_disk_fails_the_attempt():
                 if failed or not_started:
                     _start_over(folder, job, owner)
-                train()
+                train(failed < (job.spec.retries or 0))
         except RunFailedError as error:
             failed += error.cause != RAY
             not_started += error.cause == RAY
@@ -146,6 +149,7 @@ def _train(
     device: str,
     owner: processes.Owner,
     report: Report,
+    can_retry: bool,
 ) -> None:
     folder.allow_silence(start_silence(job))
     # Also in the file, from which the end of the warm start would otherwise be shown again.
@@ -156,7 +160,7 @@ def _train(
     with (
         services(job, folder, owner) as addresses,
         _ray_cluster(job, device, owner, folder),
-        still_workers_killed(job, owner.mark),
+        still_processes_killed(job, owner.mark, can_retry=can_retry),
     ):
         import ray
 

@@ -47,6 +47,32 @@ async def test_a_restarted_agent_loop_continues_after_the_last_turn(new_journal)
     assert after.attempt == trajectory.attempt + 1
 
 
+async def test_a_trajectory_keeps_the_metadata_with_which_it_began(new_journal):
+    await new_journal().open("trajectory", metadata=TrajectoryMetadata(trajectory_id="at the tools"), deadline=soon())
+
+    after = await new_journal().open("trajectory", metadata=TrajectoryMetadata(trajectory_id="new"), deadline=soon())
+
+    assert after.metadata.trajectory_id == "at the tools"
+
+
+async def test_trajectories_with_a_turn_of_a_newer_policy_are_deleted(new_journal):
+    journal = new_journal()
+    for name, turns in {
+        "newer": (FIRST,),
+        "none": (),
+        "as old": (SECOND,),
+        "newer at its end": (SECOND, FIRST),
+    }.items():
+        trajectory = await journal.open(name, deadline=soon())
+        for turn in turns:
+            trajectory = await journal.append(trajectory, turn, deadline=soon())
+
+    assert await journal.delete_newer(FIRST.policy_version, deadline=soon()) == 0
+    assert await journal.delete_newer(SECOND.policy_version, deadline=soon()) == 2
+
+    assert await journal.names(deadline=soon()) == ["as old", "none"]
+
+
 async def test_an_agent_loop_whose_trajectory_was_taken_over_can_no_longer_write(new_journal):
     journal = new_journal()
     stale = await journal.open("trajectory", deadline=soon())
@@ -111,6 +137,18 @@ async def test_a_finished_trajectory_expires(new_journal):
     async with asyncio.timeout(10):
         while await journal.names(deadline=soon()):  # noqa: ASYNC110 (it is Redis that expires them)
             await asyncio.sleep(0.01)
+
+
+async def test_a_finished_trajectory_that_is_kept_does_not_expire(new_journal):
+    journal = new_journal(StoreSettings(finished_seconds=0.05))
+    await journal.finish(await journal.open("kept", deadline=soon()), TrajectoryOutcome(), keep=True, deadline=soon())
+    await journal.finish(await journal.open("other", deadline=soon()), TrajectoryOutcome(), deadline=soon())
+
+    async with asyncio.timeout(10):
+        while "other" in await journal.names(deadline=soon()):
+            await asyncio.sleep(0.01)
+
+    assert await journal.names(deadline=soon()) == ["kept"]
 
 
 async def test_a_deleted_trajectory_can_neither_be_read_nor_appended_to(new_journal):

@@ -17,7 +17,7 @@ from turnmill.core.errors import RunFailedError, SettingsError
 from turnmill.jobs import parse_job
 from turnmill.observability.run_folder import RunFolder, Silence
 from turnmill.runs import processes
-from turnmill.runs.local import RAY_RETRIES, _parent_of_sockets, _restore, _with_retries
+from turnmill.runs.local import RAY, RAY_RETRIES, _parent_of_sockets, _restore, _with_retries
 from turnmill.runs.preparation import finalize_run
 from turnmill.runs.watch import start_silence, watch
 from turnmill.training.recorder import ATTEMPT
@@ -34,8 +34,9 @@ def count_attempts(causes: Sequence[str], retries: int, path: Path) -> int:
     folder.create()
     count = 0
 
-    def train() -> None:
+    def train(can_retry: bool) -> None:
         nonlocal count
+        assert can_retry == (sum(cause != RAY for cause in causes[:count]) < retries)
         count += 1
         if count <= len(causes):
             raise RunFailedError("it broke", causes[count - 1])
@@ -55,7 +56,7 @@ def test_every_attempt_passes_its_number_to_the_processes_it_starts(tmp_path):
     folder, numbers = RunFolder(tmp_path), []
     folder.create()
 
-    def train() -> None:
+    def train(can_retry: bool) -> None:
         numbers.append(os.environ[ATTEMPT])
         if len(numbers) < 3:
             raise RunFailedError("it broke", "stalled")
@@ -84,7 +85,7 @@ def test_a_disk_that_is_full_at_the_start_of_an_attempt_uses_a_retry(tmp_path):
     folder, errors = RunFolder(tmp_path), [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))] * 2
     folder.create()
 
-    def train() -> None:
+    def train(can_retry: bool) -> None:
         if errors:
             raise errors.pop()
 

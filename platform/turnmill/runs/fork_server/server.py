@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turnmill.core import forking
+from turnmill.core.activity import show_activity
 from turnmill.core.process_mark import PROCESS_MARK, show_in_proc
 
 _MAX_DESCRIPTORS = 250
@@ -71,6 +72,7 @@ def main(path: str, python: str, early: list[str], late: list[str]) -> None:
         importlib.import_module(module)
     multiprocessing.set_executable(python)
     if (request := Server(listener, late).serve()) is not None:
+        show_activity()
         _run(request)
 
 

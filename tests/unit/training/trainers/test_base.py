@@ -166,6 +166,16 @@ def test_an_attempt_forgets_trajectories_of_later_policies_before_it_plays_any(q
     assert begun == [(7 if resumed else 0, False)]
 
 
+def test_what_no_attempt_could_resume_is_forgotten_once_the_checkpoint_of_a_step_is_complete(queue, tmp_path):
+    trainer, order = Trainer(tmp_path, queue, step=7), []
+    trainer._complete_checkpoint = lambda: order.append("checkpoint")
+    trainer.resumable_episodes.after_step = order.append
+
+    trainer._after_step()
+
+    assert order == ["checkpoint", 7]
+
+
 def test_a_validation_leaves_nothing_in_the_queue_and_says_how_long_it_took(queue, tmp_path):
     trainer = Trainer(tmp_path, queue, step=4)
 

@@ -1,12 +1,12 @@
-"""Agent loop workers that stand still are killed, and no others."""
+"""Processes of a run that stand still are killed, and no others."""
 
+import ctypes
 import importlib
 import os
 import pkgutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,10 +18,11 @@ from turnmill.core import activity
 from turnmill.core.process_mark import PROCESS_MARK
 from turnmill.jobs import parse_job
 from turnmill.rollout.trajectory_worker import TrajectoryWorker
-from turnmill.runs import still_workers
-from turnmill.runs.still_workers import still_workers_killed
+from turnmill.runs import still_processes
+from turnmill.runs.still_processes import still_processes_killed
 
 JOB = parse_job(tool_job())
+PTRACE_ATTACH = 16
 MARK, OTHER_MARK = "a" * 32, "b" * 32
 
 # As in a worker of Ray's, threads of its own run while the main thread waits.
@@ -63,29 +64,87 @@ def start() -> Iterator[Start]:
 
 
 @pytest.mark.parametrize("title", ["ray::ToolLoopWorker", "ray::AgentLoopWorkerTQ.ended_prompts"])
-def test_of_all_processes_only_a_worker_that_stands_still_is_killed(start, monkeypatch, title):
-    monkeypatch.setattr(still_workers, "LOOK_SECONDS", 0.5)
+def test_a_worker_whose_trajectories_another_resumes_is_killed_before_all_others(start, monkeypatch, title):
+    monkeypatch.setattr(still_processes, "STILL_LOOKS", 1000)
     still, working = start(title), start("ray::ToolLoopWorker")
     others = [start("ray::RewardLoopWorker"), start("ray::EngineServer"), start("ray::ToolLoopWorker", mark=OTHER_MARK)]
     for process in (still, *others):
         process.send_signal(signal.SIGSTOP)
 
-    with still_workers_killed(JOB, MARK):
+    with still_processes_killed(JOB, MARK, can_retry=True):
         assert eventually(lambda: still.poll() is not None, seconds=60)
 
     assert still.returncode == -signal.SIGKILL
     assert [process.poll() for process in (*others, working)] == [None] * 4
 
 
-def test_workers_whose_trajectories_no_other_can_resume_are_kept(monkeypatch):
-    monkeypatch.setattr(still_workers, "_watch", lambda *_: pytest.fail("nothing is to be watched"))
+@pytest.mark.parametrize(
+    ("title", "watched"),
+    [
+        ("ray::TurnTaskRunner.run", True),
+        ("ray::EngineServer", True),
+        ("ray::WorkerDict", True),
+        ("ray::ToolLoopWorker", True),
+        ("ray::DashboardAgent", False),
+        ("python", False),
+    ],
+)
+def test_other_processes_of_the_run_are_killed_later(start, monkeypatch, title, watched):
+    """Of an agent without a store, workers are among them, as no other resumes their episodes."""
+    monkeypatch.setattr(still_processes, "RESUMED_LOOKS", 1000)
+    still, last = start(title), start("ray::TurnTaskRunner")
+    for process in (still, last):
+        process.send_signal(signal.SIGSTOP)
 
-    with still_workers_killed(parse_job(job()), MARK):
-        assert not [thread for thread in threading.enumerate() if thread.name == "still-workers"]
+    with still_processes_killed(parse_job(job()), MARK, can_retry=True):
+        assert eventually(lambda: last.poll() is not None and watched == (still.poll() is not None), seconds=60)
+
+
+def test_without_another_attempt_only_a_worker_that_another_replaces_is_killed(start, monkeypatch):
+    monkeypatch.setattr(still_processes, "STILL_LOOKS", 1)
+    trainer, worker = start("ray::TurnTaskRunner"), start("ray::ToolLoopWorker")
+    for process in (trainer, worker):
+        process.send_signal(signal.SIGSTOP)
+
+    with still_processes_killed(JOB, MARK, can_retry=False):
+        assert eventually(lambda: worker.poll() is not None, seconds=60)
+
+    assert trainer.poll() is None
+
+
+FORK = """
+import os, sys
+if os.fork():
+    print(os.getpid(), flush=True)
+    os.wait()
+else:
+    from turnmill.core.activity import show_activity
+    show_activity()
+    os.kill(os.getpid(), 19)
+"""
+
+
+def test_of_a_fork_server_only_its_forks_are_watched(start):
+    """It sleeps between two requests."""
+    server = start("-m turnmill.runs.fork_server.server", code='print("up", flush=True)' + FORK)
+
+    with still_processes_killed(JOB, MARK, can_retry=True):
+        # It ends with its fork.
+        assert eventually(lambda: server.poll() is not None, seconds=60)
+
+    assert server.returncode == 0
+
+
+def test_a_process_in_a_debugger_is_not_taken_for_one_that_stands_still(start):
+    process = start("ray::ToolLoopWorker")
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.ptrace(PTRACE_ATTACH, process.pid, 0, 0) == 0, os.strerror(ctypes.get_errno())
+    os.waitpid(process.pid, os.WUNTRACED)
+
+    assert activity.activity(process.pid) == ""
 
 
 def test_a_worker_that_goes_on_in_time_is_kept(start, monkeypatch):
-    monkeypatch.setattr(still_workers, "LOOK_SECONDS", 0.5)
     looks: list[int] = []
     look = activity.activity
     worker = start("ray::ToolLoopWorker")
@@ -98,7 +157,7 @@ def test_a_worker_that_goes_on_in_time_is_kept(start, monkeypatch):
         return look(pid)
 
     monkeypatch.setattr(activity, "activity", seen)
-    with still_workers_killed(JOB, MARK):
+    with still_processes_killed(JOB, MARK, can_retry=True):
         assert eventually(lambda: len(looks) > 10, seconds=60)
 
     assert worker.poll() is None
@@ -117,4 +176,4 @@ def test_all_workers_whose_trajectories_others_carry_on_are_known_by_their_title
     titles = {f"ray::{worker.__name__}".encode() for worker in workers}
 
     # That of verlog's episodes has no store to carry them on from.
-    assert {title for title in titles if not still_workers._TITLE.match(title)} == {b"ray::EpisodeLoopWorker"}
+    assert {title for title in titles if not still_processes._LOOP_WORKER.match(title)} == {b"ray::EpisodeLoopWorker"}

@@ -1,0 +1,82 @@
+"""Processes of a run on this machine that stand still: they are killed, and replaced as those that have died.
+
+One that was stopped, by a signal or with its container, keeps its step waiting until the run is taken for stalled.
+"""
+
+import logging
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from turnmill.core.activity import Stillness
+from turnmill.core.process_mark import PROCESS_MARK
+from turnmill.jobs import AgentTrainingJob
+from turnmill.runs.processes import send_signal
+from turnmill.training.agent_kinds import agent_kind
+
+LOOK_SECONDS = 0.5
+RESUMED_LOOKS, STILL_LOOKS = 3, 10
+"""Looks in a row at a process that stands still: a worker whose trajectories another one resumes, and any other, whose
+death may end the attempt."""
+
+# Ray's title has the class, and in a method that of the method: often verl's. verl's workers of rewards are none.
+_LOOP_WORKER = re.compile(rb"ray::(AgentLoopWorker\w*|(Tool|Grl)?LoopWorker|(Trajectory|MultiTurn|Harness)Worker)\b")
+_AGENT = re.compile(rb"ray::(Dashboard|RuntimeEnv)Agent\b")
+"""Ray's own, with which its node dies."""
+
+_FORK_SERVER = b"turnmill.runs.fork_server.server"
+# Of /proc/PID/stat, counted after the name of the program: proc_pid_stat(5).
+_PARENT = 1
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def still_processes_killed(job: AgentTrainingJob, mark: str, *, can_retry: bool) -> Iterator[None]:
+    """Kill processes with a mark that stand still, while the context lasts.
+
+    Those whose death may end the attempt only if another one would follow: they could still go on.
+    """
+    over = threading.Event()
+    others = STILL_LOOKS if can_retry else None
+    workers = RESUMED_LOOKS if agent_kind(job.spec.agent).uses_store else others
+    watcher = threading.Thread(target=_watch, args=(mark, workers, others, over), daemon=True, name="still-processes")
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _watch(mark: str, worker_looks: int | None, other_looks: int | None, over: threading.Event) -> None:
+    stillness = Stillness()
+    while not over.wait(LOOK_SECONDS):
+        for pid, title in _watched(mark):
+            looks = worker_looks if _LOOP_WORKER.match(title) else other_looks
+            if looks is not None and stillness.look(pid) == looks:
+                log.warning("Process stands still and is killed", extra={"process_id": pid, "title": title.decode()})
+                send_signal(pid, signal.SIGKILL)
+
+
+def _watched(mark: str) -> Iterator[tuple[int, bytes]]:
+    """Yield the processes with a mark in which a thread always runs now and then, and their titles."""
+    needle = f"{PROCESS_MARK}={mark}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            title = (entry / "cmdline").read_bytes()
+            is_worker = title.startswith(b"ray::") and not _AGENT.match(title)
+            is_watched = is_worker or (_FORK_SERVER in title and _is_forked(entry))
+            if is_watched and needle in (entry / "environ").read_bytes().split(b"\0"):
+                yield int(entry.name), title.rstrip(b"\0")
+        except OSError:
+            continue
+
+
+def _is_forked(process: Path) -> bool:
+    """Return whether a process with the title of a fork server comes from one: an engine's core, for example."""
+    parent = (process / "stat").read_text().rpartition(")")[2].split()[_PARENT]
+    return _FORK_SERVER in (process.parent / parent / "cmdline").read_bytes()
