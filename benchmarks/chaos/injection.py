@@ -127,8 +127,8 @@ def set_clock(seconds: int) -> None:
 
 
 def _wait_for_transfer() -> None:
-    """Wait until weights lie in shared memory on their way to an engine."""
-    while not any(Path("/dev/shm").glob("psm_*")):
+    """Wait until weights lie in shared memory on their way to an engine; the name is verl's."""
+    while not any(Path("/dev/shm").glob("verl_weights_*")):
         time.sleep(0.001)
 
 
