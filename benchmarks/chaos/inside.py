@@ -236,9 +236,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not any(needed.resolve().is_relative_to(folder) for needed in (ROOT, Path(sys.prefix), options.output)):
             _mount(folder, size)
     record = Run(options).record()
+    # The file system of the run goes with its namespace.
     for logs in options.folder.glob("run/logs"):
-        # The file system of the run goes with its namespace.
         shutil.copytree(logs, options.output / "logs", ignore_dangling_symlinks=True)
+    for metrics in options.folder.glob("run/metrics.jsonl"):
+        shutil.copy(metrics, options.output)
     (options.output / "record.json").write_text(json.dumps(asdict(record)))
     os._exit(0)
 
