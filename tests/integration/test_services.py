@@ -1,6 +1,7 @@
 """Failures of the tool servers and stores that a run on one machine starts."""
 
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -23,14 +24,16 @@ from turnmill.testing.agent_loops import tool_job
 from turnmill.trajectories.embedded import EmbeddedStore
 
 SERVER = """
-import http.server, sys
+import http.server, socket, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
     def log_message(self, *_):
         pass
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
+server.socket = socket.socket(fileno=int(sys.argv[1]))
+server.serve_forever()
 """
 
 SHOUT = """
@@ -62,11 +65,14 @@ time.sleep(600)
 
 
 def server_that_runs(command: Callable[[int], list[str]], log_folder: Path, monkeypatch) -> ToolServerProcess:
-    """Return a tool server that runs another command; its port is the last argument."""
+    """Return a tool server that runs another command, which is made of the descriptor of its listener."""
 
     def launch(self: ToolServerProcess) -> None:
+        listener = self._listener.fileno()
         with self._log_file.open("ab") as output:
-            self._process = subprocess.Popen(command(self._port), stdout=output, stderr=subprocess.STDOUT)
+            self._process = subprocess.Popen(
+                command(listener), pass_fds=[listener], stdout=output, stderr=subprocess.STDOUT
+            )
 
     monkeypatch.setattr(ToolServerProcess, "_launch", launch)
     settings = RunToolServer()
@@ -78,13 +84,12 @@ def server_that_runs(command: Callable[[int], list[str]], log_folder: Path, monk
     [
         ("echo unknown tool; exit 2", True),
         ("kill -9 $$", False),
-        ("echo --port $0 cannot be served on --host 127.0.0.1: Address already in use; exit 2", False),
     ],
 )
 def test_a_server_that_does_not_start_is_a_final_failure_only_if_its_settings_are_wrong(
     tmp_path, monkeypatch, script, is_final
 ):
-    server = server_that_runs(lambda port: ["sh", "-c", script, str(port)], tmp_path, monkeypatch)
+    server = server_that_runs(lambda listener: ["sh", "-c", script, str(listener)], tmp_path, monkeypatch)
 
     with pytest.raises(RunFailedError) as raised:
         server.start()
@@ -93,7 +98,7 @@ def test_a_server_that_does_not_start_is_a_final_failure_only_if_its_settings_ar
 
 
 def test_a_failed_restart_of_a_server_is_retried(tmp_path, monkeypatch):
-    server = server_that_runs(lambda port: [sys.executable, "-c", SERVER, str(port)], tmp_path, monkeypatch)
+    server = server_that_runs(lambda listener: [sys.executable, "-c", SERVER, str(listener)], tmp_path, monkeypatch)
     server.start()
     launch, refused = ToolServerProcess._launch, []
 
@@ -111,9 +116,24 @@ def test_a_failed_restart_of_a_server_is_retried(tmp_path, monkeypatch):
     server.stop()
 
 
+def test_connections_wait_for_the_server_that_replaces_another(tmp_path, monkeypatch):
+    server = server_that_runs(lambda listener: [sys.executable, "-c", SERVER, str(listener)], tmp_path, monkeypatch)
+    server.start()
+    first = server._process
+    first.send_signal(signal.SIGSTOP)
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=60) as waiting:
+        waiting.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        first.kill()
+
+        assert waiting.recv(12) == b"HTTP/1.0 200"
+
+    assert server._process is not first
+    server.stop()
+
+
 def test_a_server_that_hangs_is_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "HUNG_SECONDS", 1.0)
-    server = server_that_runs(lambda port: [sys.executable, "-c", SERVER, str(port)], tmp_path, monkeypatch)
+    server = server_that_runs(lambda listener: [sys.executable, "-c", SERVER, str(listener)], tmp_path, monkeypatch)
     server.start()
     hung = server._process
     assert hung is not None
@@ -139,7 +159,9 @@ def test_a_server_that_is_stopped_is_replaced_before_one_that_is_blocked(tmp_pat
     monkeypatch.setattr("turnmill.runs.server_process.HEALTH_SECONDS", 0.5)
     monkeypatch.setattr(module, "HUNG_SECONDS", 600.0)
     mark, asked = tmp_path / "blocked", []
-    server = server_that_runs(lambda port: [sys.executable, "-c", BLOCKED, str(port), str(mark)], tmp_path, monkeypatch)
+    server = server_that_runs(
+        lambda listener: [sys.executable, "-c", BLOCKED, str(listener), str(mark)], tmp_path, monkeypatch
+    )
     server.start()
     first = server._process
     assert first is not None
@@ -162,7 +184,9 @@ def test_a_server_that_answers_is_kept_even_if_it_is_not_well(tmp_path, monkeypa
     unwell = SERVER.replace("send_response(200)", "send_response(503 if Path(sys.argv[2]).exists() else 200)")
     unwell = f"from pathlib import Path{unwell}"
     mark = tmp_path / "unwell"
-    server = server_that_runs(lambda port: [sys.executable, "-c", unwell, str(port), str(mark)], tmp_path, monkeypatch)
+    server = server_that_runs(
+        lambda listener: [sys.executable, "-c", unwell, str(listener), str(mark)], tmp_path, monkeypatch
+    )
     server.start()
     first = server._process
     mark.touch()

@@ -82,6 +82,9 @@ def tool_server(
         int | None, typer.Option(help="Port for /metrics alone, without token; left out, /metrics is on --port.")
     ] = None,
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one and logs it.")] = 5000,
+    listener: Annotated[
+        int | None, typer.Option(help="Descriptor of a listening socket, in place of --port.", hidden=True)
+    ] = None,
     workers_per_tool: Annotated[int, typer.Option(help="Calls of one request that one tool does at once.")] = 32,
     max_concurrent_requests: Annotated[
         int, typer.Option(help="Requests that one worker process does at once; others wait.")

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -12,7 +13,6 @@ from pathlib import Path
 
 from turnmill.core.activity import Stillness
 from turnmill.core.errors import RunFailedError, StoreUnavailableError
-from turnmill.core.ports import free_port
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.tool_server import RunToolServer
 from turnmill.observability.run_folder import RunFolder
@@ -33,6 +33,9 @@ STILL_LOOKS, STILL_ANSWER_SECONDS = 4, 0.5
 is stopped, and waits for no tool."""
 
 LOG_LINES = 5
+
+BACKLOG = 4096
+"""Connections that wait for a server; the kernel may allow fewer."""
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +82,10 @@ def _store(folder: RunFolder, owner: Owner) -> Iterator[str]:
 
 
 class ToolServerProcess:
-    """A `turnmill tool-server` on a free loopback port, which is restarted if it ends early, or answers no more."""
+    """A `turnmill tool-server` on a free loopback port, which is restarted if it ends early, or answers no more.
+
+    The socket on which it listens stays open here: meanwhile, connections wait for the next server.
+    """
 
     def __init__(self, tools: str, store_url: str, settings: RunToolServer, *, run_name: str, log_file: Path) -> None:
         self._tools = tools
@@ -87,15 +93,13 @@ class ToolServerProcess:
         self._settings = settings
         self._run_name = run_name
         self._log_file = log_file / "tool-server.log"
-        self._port = free_port()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+        self.url = "http://{}:{}".format(*self._listener.getsockname())
+        """The URL of the server."""
+
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
-
-    @property
-    def url(self) -> str:
-        """The URL of the server."""
-        return f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
         """Start the server and wait until it answers. Raises RunFailedError if it does not."""
@@ -104,9 +108,9 @@ class ToolServerProcess:
         while not is_healthy(self.url):
             if self._process is not None and (exit_code := self._process.poll()) is not None:
                 output = tail(self._log_file, LOG_LINES)
-                # Killed, or its port was taken: the next attempt may succeed.
-                passing = exit_code < 0 or f"--port {self._port} cannot be served" in output
-                cause = "tool_server" if passing else "settings"
+                # Killed: the next attempt may succeed.
+                cause = "tool_server" if exit_code < 0 else "settings"
+                self.stop()
                 raise RunFailedError(f"The tool server did not start (exit code {exit_code}):\n{output}", cause)
             if time.monotonic() > deadline:
                 self.stop()
@@ -121,13 +125,14 @@ class ToolServerProcess:
         self._stopping.set()
         if self._process is not None:
             stop(self._process, STOP_SECONDS)
+        self._listener.close()
 
     def _launch(self) -> None:
         with self._log_file.open("ab") as output:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "turnmill.cli.main", "tool-server", "--tool_type", self._tools),
-                    *("--host", "127.0.0.1", "--port", str(self._port), "--run_name", self._run_name),
+                    *("--host", "127.0.0.1", "--listener", str(self._listener.fileno()), "--run_name", self._run_name),
                     *self._settings.arguments(),
                     *("--parent", str(os.getpid())),
                 ],
@@ -136,6 +141,7 @@ class ToolServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                pass_fds=[self._listener.fileno()],
                 # The terminal's Ctrl-C is for the run, which stops the server after its last call.
                 start_new_session=True,
             )

@@ -9,7 +9,7 @@ from functools import partial
 
 from turnmill.core.errors import SettingsError, ToolUnavailableError
 from turnmill.core.http_access import read_token
-from turnmill.core.http_connections import listen
+from turnmill.core.http_connections import close_half_open, listen
 from turnmill.core.supervisor import OnReady, Supervisor
 from turnmill.observability.worker_metrics import metrics_of_workers
 from turnmill.tool_server.settings import ServerSettings
@@ -40,7 +40,7 @@ def run_server(settings: ServerSettings) -> None:
                 extra={"workers": settings.num_workers},
             )
     with ExitStack() as stack:
-        listeners = [stack.enter_context(listen(settings.host, settings.port))]
+        listeners = [stack.enter_context(_listener(settings))]
         if settings.metrics_port is not None:
             listeners.append(stack.enter_context(listen(settings.host, settings.metrics_port, "--metrics-port")))
         settings = stack.enter_context(_with_store(settings))
@@ -87,6 +87,19 @@ def _work(
     configure_logs(settings)
     run_worker(settings, listeners, on_ready=on_ready, stop_when_readable=stop_when_readable)
     exit_despite_threads()
+
+
+def _listener(settings: ServerSettings) -> socket.socket:
+    """Return the socket for calls."""
+    if settings.listener is None:
+        return listen(settings.host, settings.port)
+    try:
+        listener = socket.socket(fileno=settings.listener)
+    except OSError as error:
+        raise SettingsError(f"--listener {settings.listener} is no socket: {error.strerror}.") from error
+    close_half_open(listener)
+    listener.set_inheritable(True)
+    return listener
 
 
 @contextmanager

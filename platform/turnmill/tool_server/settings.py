@@ -35,6 +35,9 @@ class ServerSettings(ToolServerFlags):
     port: int = Field(default=5000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one and logs it."""
 
+    listener: int | None = Field(default=None, ge=0)
+    """Descriptor of a listening socket from the process that started this one, in place of `port`."""
+
     enable_hashing: bool = True
     """Kept for verl-tool's scripts: reported in the JSON metrics, without effect."""
 

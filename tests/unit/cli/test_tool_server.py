@@ -153,7 +153,7 @@ def test_the_server_of_a_run_can_have_every_flag_but_those_that_the_run_sets(sta
     assert settings(started, *arguments).max_concurrent_requests == 256
     others = ServerSettings.model_fields.keys() - {argument[2:].partition("=")[0] for argument in arguments}
     unset = {"request_timeout", "thread_pool_size", "sandbox_memory_mib"}
-    of_the_run = {"tool_type", "host", "port", "redis", "run_name", "tool_settings", "store_bytes"}
+    of_the_run = {"tool_type", "host", "port", "listener", "redis", "run_name", "tool_settings", "store_bytes"}
     for_other_clients = {"allow_host", "token_file", "tls_cert_file", "tls_key_file", "metrics_port", "enable_hashing"}
     of_completions = {"model", "model_url", "model_api_key", "model_timeout", "max_turns", "action_stop_tokens"}
     of_completions |= {"max_obs_characters", "max_obs_length", "truncate_obs_side", "min_turns"}
