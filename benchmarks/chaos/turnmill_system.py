@@ -101,8 +101,8 @@ class Turnmill:
         """Return the processes of a kind."""
         if part != "engine core":
             return find(self.parts[part])
-        # It bears the name of the server that it was forked from, as do small helpers; the server itself is the oldest.
-        forked = find(self.parts[part])[1:]
+        # It bears the name of the servers that it was forked from, as do small helpers; these are the oldest two.
+        forked = find(self.parts[part])[2:]
         return sorted(forked, key=resident_kilobytes)[-1:] if len(forked) >= FORKED_WITH_CORE else []
 
     def steps(self, folder: Path) -> int:

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from support.jobs import job
 from support.server_process import alive, eventually
+from turnmill.core.activity import shows_activity
 from turnmill.core.process_mark import NO_MARK, PROCESS_MARK, show_in_proc
+from turnmill.jobs import parse_job
 from turnmill.runs.fork_server import PythonForkServer
 from turnmill.runs.fork_server.launcher import CLIENT, INTERPRETER
-from turnmill.runs.processes import find_marked
+from turnmill.runs.local import _imports_kept
+from turnmill.runs.processes import find_marked, owned, terminate_marked
 
 SECONDS = 60
 
@@ -240,12 +244,14 @@ def test_a_fork_server_that_is_a_fork_of_another_has_its_imports_and_the_mark_of
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'of_the_run'}")
     server = PythonForkServer(tmp_path / "of_the_run", ("heavy", "light"), ())
 
+    # Without a thread that shows activity, it would be taken for one that stands still.
     code = "import heavy, light, os, time; print(os.getpid(), os.getppid(), flush=True); time.sleep(600)"
     process = subprocess.Popen([str(server.python), "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     pids = [int(word) for word in process.stdout.readline().split()]
 
     assert imports(tmp_path) == [with_imports.process.pid]
+    assert [shows_activity(pid) for pid in pids] == [True, False]
     assert set(pids) < set(find_marked("a" * 32))
     assert with_imports.process.pid not in find_marked("a" * 32)
 
@@ -255,6 +261,34 @@ def test_a_fork_server_that_is_a_fork_of_another_has_its_imports_and_the_mark_of
     for pid in pids:
         wait_until_gone(pid)
     with_imports.close()
+
+
+def test_a_run_that_may_be_tried_again_makes_the_early_imports_of_all_attempts_once(modules, tmp_path, monkeypatch):
+    monkeypatch.setattr("turnmill.runs.fork_server.modules.EARLY", ("heavy",))
+    monkeypatch.delenv(INTERPRETER, raising=False)
+    given = parse_job(job(retries=1))
+
+    with owned(tmp_path / "run") as owner, _imports_kept(given, "cpu", owner):
+        kept = os.environ[INTERPRETER]
+        for attempt in ("first", "second"):
+            (tmp_path / attempt).mkdir()
+            server = PythonForkServer(tmp_path / attempt, ("heavy",), ())
+            assert run(server, "-c", "import heavy").returncode == 0
+            terminate_marked(owner.mark)
+            server.close()
+        assert len(imports(tmp_path)) == 1
+
+    assert INTERPRETER not in os.environ
+    assert not Path(kept).exists()
+    wait_until_gone(imports(tmp_path)[0])
+
+
+@pytest.mark.parametrize(("retries", "device"), [(0, "cpu"), (1, "cuda")])
+def test_imports_are_not_kept_where_no_attempt_could_use_them(tmp_path, monkeypatch, retries, device):
+    monkeypatch.delenv(INTERPRETER, raising=False)
+
+    with owned(tmp_path / "run") as owner, _imports_kept(parse_job(job(retries=retries)), device, owner):
+        assert INTERPRETER not in os.environ
 
 
 def test_a_mark_of_another_length_cannot_be_shown():

@@ -112,27 +112,24 @@ def test_without_another_attempt_only_a_worker_that_another_replaces_is_killed(s
     assert trainer.poll() is None
 
 
-FORK = """
-import os, sys
-if os.fork():
-    print(os.getpid(), flush=True)
-    os.wait()
-else:
-    from turnmill.core.activity import show_activity
-    show_activity()
-    os.kill(os.getpid(), 19)
+SLEEPER = """
+import time
+print("up", flush=True)
+time.sleep(600)
 """
 
 
-def test_of_a_fork_server_only_its_forks_are_watched(start):
-    """It sleeps between two requests."""
-    server = start("-m turnmill.runs.fork_server.server", code='print("up", flush=True)' + FORK)
+def test_of_processes_with_the_title_of_a_fork_server_only_its_forks_are_watched(start):
+    """A fork server sleeps between two requests."""
+    title = "python -m turnmill.runs.fork_server.server"
+    server, forked = start(title, code=SLEEPER), start(title)
+    for process in (server, forked):
+        process.send_signal(signal.SIGSTOP)
 
     with still_processes_killed(JOB, MARK, can_retry=True):
-        # It ends with its fork.
-        assert eventually(lambda: server.poll() is not None, seconds=60)
+        assert eventually(lambda: forked.poll() is not None, seconds=60)
 
-    assert server.returncode == 0
+    assert server.poll() is None
 
 
 def test_a_process_in_a_debugger_is_not_taken_for_one_that_stands_still(start):

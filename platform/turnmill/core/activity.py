@@ -1,5 +1,6 @@
 """Whether a process of this machine does anything: one that is stopped looks from outside like one that only waits."""
 
+import ctypes
 import re
 import threading
 import time
@@ -7,10 +8,10 @@ from pathlib import Path
 
 PULSE_SECONDS = 0.2
 
-_SWITCHES, _BUSY = (
-    re.compile(r"ctxt_switches:\s+(\d+)"),
-    re.compile(r"^State:\s+[RD]|^TracerPid:\s+[1-9]", re.MULTILINE),
-)
+_THREAD = "activity"
+_PR_SET_NAME = 15
+_SWITCHES = re.compile(r"ctxt_switches:\s+(\d+)")
+_BUSY = re.compile(r"^State:\s+[RD]|^TracerPid:\s+[1-9]", re.MULTILINE)
 # Of /proc/PID/stat, counted after the name of the program: proc_pid_stat(5).
 _USER_TIME = 11
 
@@ -54,9 +55,16 @@ class Stillness:
 
 def show_activity() -> None:
     """Start a thread that runs several times a second, whatever the others wait for."""
-    threading.Thread(target=_run_now_and_then, daemon=True, name="activity").start()
+    threading.Thread(target=_run_now_and_then, daemon=True, name=_THREAD).start()
+
+
+def shows_activity(pid: int) -> bool:
+    """Return whether a process has a thread that `show_activity` started; raises OSError for one that has ended."""
+    return any((task / "comm").read_text().strip() == _THREAD for task in Path(f"/proc/{pid}/task").iterdir())
 
 
 def _run_now_and_then() -> None:
+    # Python names threads for itself alone.
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, _THREAD.encode(), 0, 0, 0)
     while True:
         time.sleep(PULSE_SECONDS)

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from turnmill.core.errors import RunFailedError
+from turnmill.core.process_mark import NO_MARK, PROCESS_MARK
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability import logs
 from turnmill.observability.progress import Progress, write_progress
@@ -23,6 +24,7 @@ from turnmill.observability.run_folder import VARIABLE, RunFolder
 from turnmill.runs import processes
 from turnmill.runs.fine_tuning import fine_tuned
 from turnmill.runs.fork_server import PythonForkServer, modules
+from turnmill.runs.fork_server.launcher import INTERPRETER
 from turnmill.runs.preparation import (
     ensure_model,
     ensure_reward_model,
@@ -81,7 +83,8 @@ def launch(
                 model = ensure_model(job, folder, report)
                 reward_model = ensure_reward_model(job, report)
                 train = partial(_train, job, model, reward_model, folder, device, owner, report)
-                _with_retries(train, job, folder, owner)
+                with _imports_kept(job, device, owner):
+                    _with_retries(train, job, folder, owner)
         finally:
             logs.close()
     return RunResult(folder.path, folder.read_summary())
@@ -113,6 +116,24 @@ def _with_retries(
             log.warning("Run failed and is tried again", extra={"attempt": failed + not_started, "what": str(error)})
         else:
             return
+
+
+@contextmanager
+def _imports_kept(job: AgentTrainingJob, device: str, owner: processes.Owner) -> Iterator[None]:
+    """Import once what does not depend on Ray: fork servers of attempts are forks of one that outlives them."""
+    if device != "cpu" or not job.spec.retries or INTERPRETER in os.environ:
+        yield
+        return
+    folder = Path(tempfile.mkdtemp(prefix="turnmill-imports-", dir=_parent_of_sockets()))
+    owner.remember_folder(folder)
+    os.environ.update(process_environment(device) | {PROCESS_MARK: NO_MARK})
+    server = PythonForkServer(folder, modules.EARLY, ())
+    os.environ.update({PROCESS_MARK: owner.mark, INTERPRETER: str(server.python)})
+    try:
+        yield
+    finally:
+        del os.environ[INTERPRETER]
+        server.close()
 
 
 def _start_over(folder: RunFolder, job: AgentTrainingJob, owner: processes.Owner) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from turnmill.core.activity import Stillness
+from turnmill.core.activity import Stillness, shows_activity
 from turnmill.core.process_mark import PROCESS_MARK
 from turnmill.jobs import AgentTrainingJob
 from turnmill.runs.processes import send_signal
@@ -28,8 +28,7 @@ _AGENT = re.compile(rb"ray::(Dashboard|RuntimeEnv)Agent\b")
 """Ray's own, with which its node dies."""
 
 _FORK_SERVER = b"turnmill.runs.fork_server.server"
-# Of /proc/PID/stat, counted after the name of the program: proc_pid_stat(5).
-_PARENT = 1
+"""In the titles of its forks as well, which show activity unless they are fork servers themselves."""
 
 log = logging.getLogger(__name__)
 
@@ -69,14 +68,8 @@ def _watched(mark: str) -> Iterator[tuple[int, bytes]]:
         try:
             title = (entry / "cmdline").read_bytes()
             is_worker = title.startswith(b"ray::") and not _AGENT.match(title)
-            is_watched = is_worker or (_FORK_SERVER in title and _is_forked(entry))
+            is_watched = is_worker or (_FORK_SERVER in title and shows_activity(int(entry.name)))
             if is_watched and needle in (entry / "environ").read_bytes().split(b"\0"):
                 yield int(entry.name), title.rstrip(b"\0")
         except OSError:
             continue
-
-
-def _is_forked(process: Path) -> bool:
-    """Return whether a process with the title of a fork server comes from one: an engine's core, for example."""
-    parent = (process / "stat").read_text().rpartition(")")[2].split()[_PARENT]
-    return _FORK_SERVER in (process.parent / parent / "cmdline").read_bytes()
