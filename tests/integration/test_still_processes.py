@@ -7,6 +7,7 @@ import pkgutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -15,6 +16,7 @@ import turnmill.rollout
 from support.jobs import job, tool_job
 from support.server_process import eventually
 from turnmill.core import activity
+from turnmill.core.activity import runs_of_threads
 from turnmill.core.process_mark import PROCESS_MARK
 from turnmill.jobs import parse_job
 from turnmill.rollout.trajectory_worker import TrajectoryWorker
@@ -138,22 +140,37 @@ def test_a_process_in_a_debugger_is_not_taken_for_one_that_stands_still(start):
     assert libc.ptrace(PTRACE_ATTACH, process.pid, 0, 0) == 0, os.strerror(ctypes.get_errno())
     os.waitpid(process.pid, os.WUNTRACED)
 
-    assert activity.activity(process.pid) == ""
+    assert runs_of_threads(process.pid) == {}
+
+
+def test_of_a_process_that_runs_one_thread_is_looked_at(start, monkeypatch):
+    process, whole, stillness = start("ray::ToolLoopWorker"), [], activity.Stillness()
+    monkeypatch.setattr(activity, "runs_of_threads", lambda pid: whole.append(pid) or runs_of_threads(pid))
+    looks = []
+    for _ in range(20):
+        looks.append(stillness.look(process.pid))
+        time.sleep(2 * activity.PULSE_SECONDS)
+
+    process.send_signal(signal.SIGSTOP)
+
+    assert eventually(lambda: stillness.look(process.pid) >= 2, seconds=60)
+    assert max(looks) <= 1
+    assert len(whole) < 15
 
 
 def test_a_worker_that_goes_on_in_time_is_kept(start, monkeypatch):
     looks: list[int] = []
-    look = activity.activity
+    look = activity.Stillness.look
     worker = start("ray::ToolLoopWorker")
     worker.send_signal(signal.SIGSTOP)
 
-    def seen(pid: int) -> str:
+    def seen(stillness: activity.Stillness, pid: int) -> int:
         looks.append(pid)
         if len(looks) == 3:
             worker.send_signal(signal.SIGCONT)
-        return look(pid)
+        return look(stillness, pid)
 
-    monkeypatch.setattr(activity, "activity", seen)
+    monkeypatch.setattr(activity.Stillness, "look", seen)
     with still_processes_killed(JOB, MARK, can_retry=True):
         assert eventually(lambda: len(looks) > 10, seconds=60)
 

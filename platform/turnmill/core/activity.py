@@ -4,6 +4,7 @@ import ctypes
 import re
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 PULSE_SECONDS = 0.2
@@ -12,45 +13,78 @@ _THREAD = "activity"
 _PR_SET_NAME = 15
 _SWITCHES = re.compile(r"ctxt_switches:\s+(\d+)")
 _BUSY = re.compile(r"^State:\s+[RD]|^TracerPid:\s+[1-9]", re.MULTILINE)
-# Of /proc/PID/stat, counted after the name of the program: proc_pid_stat(5).
-_USER_TIME = 11
 
 
-def activity(pid: int) -> str:
-    """Return how much a process has done, which differs as soon as one of its threads has run.
+def runs_of_threads(pid: int) -> dict[str, int]:
+    """Return how often each thread of a process has run, by its number.
 
-    Empty if a thread is to run now, waits for a disk, or is held by a debugger: then the process is not to blame.
+    Empty if the process has ended, and if one of them is to run now, waits for a disk, or is held by a debugger: then
+    the process is not to blame.
     """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        threads = [status.read_text() for status in Path(f"/proc/{pid}/task").glob("*/status")]
+        threads = {task.name: (task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()}
     except OSError:
-        return ""
-    if any(map(_BUSY.search, threads)):
-        return ""
-    switches = [int(number) for thread in threads for number in _SWITCHES.findall(thread)]
-    return f"{fields[_USER_TIME]} {fields[_USER_TIME + 1]} {sum(switches)}" if any(switches) else ""
+        return {}
+    if any(map(_BUSY.search, threads.values())):
+        return {}
+    return {number: _runs(status) for number, status in threads.items()}
+
+
+def _runs(status: str) -> int:
+    return sum(map(int, _SWITCHES.findall(status)))
+
+
+@dataclass(slots=True)
+class _Seen:
+    runs: dict[str, int]
+    """Of all threads at the last look that was at all; empty if the process was not to blame."""
+
+    looks: int = 0
+    """Looks in a row since which no thread has run."""
+
+    busiest: str = ""
+    """Thread that had run most between two looks at all."""
+
+    busiest_runs: int = 0
 
 
 class Stillness:
     """Looks at processes in which a thread runs several times a second unless they are stopped.
 
-    Ray's workers have such threads, others begin one by `show_activity`.
+    Ray's workers have such threads, others begin one by `show_activity`. As long as the thread that ran most runs on,
+    the others are not looked at: there may be hundreds.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[str, int]] = {}
+        self._seen: dict[int, _Seen] = {}
 
     def look(self, pid: int) -> int:
         """Return at how many looks in a row a process had done nothing since the one before.
 
         One alone may have met a machine that was frozen.
         """
-        before, number = self._seen.get(pid, ("", 0))
-        done = activity(pid)
-        number = number + 1 if done and done == before else 0
-        self._seen[pid] = done, number
-        return number
+        seen = self._seen.setdefault(pid, _Seen({}))
+        if self._busiest_has_run(pid, seen):
+            seen.runs, seen.looks = {}, 0
+            return 0
+        runs = runs_of_threads(pid)
+        seen.looks = seen.looks + 1 if runs and runs == seen.runs else 0
+        if more := {number: runs[number] - before for number, before in seen.runs.items() if number in runs}:
+            seen.busiest = max(more, key=lambda number: more[number])
+            seen.busiest_runs = runs[seen.busiest]
+        seen.runs = runs
+        return seen.looks
+
+    @staticmethod
+    def _busiest_has_run(pid: int, seen: _Seen) -> bool:
+        if not seen.busiest:
+            return False
+        try:
+            runs = _runs(Path(f"/proc/{pid}/task/{seen.busiest}/status").read_text())
+        except OSError:
+            return False
+        before, seen.busiest_runs = seen.busiest_runs, runs
+        return runs > before
 
 
 def show_activity() -> None:

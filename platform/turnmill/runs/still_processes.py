@@ -18,7 +18,7 @@ from turnmill.runs.processes import send_signal
 from turnmill.training.agent_kinds import agent_kind
 
 LOOK_SECONDS = 0.5
-RESUMED_LOOKS, STILL_LOOKS = 3, 10
+RESUMED_LOOKS, STILL_LOOKS = 2, 9
 """Looks in a row at a process that stands still: a worker whose trajectories another one resumes, and any other, whose
 death may end the attempt."""
 
