@@ -12,8 +12,8 @@ end
 if redis.call('HGET', journal, 'opener') ~= opener then
   local time = redis.call('TIME')
   redis.call('HSET', journal, 'opener', opener, 'updated', time[1])
-  if about ~= '' then
-    redis.call('HSETNX', journal, 'about', about)
+  if about ~= '' and not redis.call('HGET', journal, 'about') then
+    redis.call('HSET', journal, 'about', about)
   end
   redis.call('HINCRBY', journal, 'attempt', 1)
   redis.call('HSET', journal, 'run_attempt', run_attempt)
