@@ -91,8 +91,8 @@ LIMITS = """\
 - Steps are short, and a start takes as long as ten of them; with one fault per run, it comes in less than a minute of
   training. ETTR compares systems under this load. It is not that of a training that runs for days.
 - Time is measured once per fault and seed, on two cores that also did other work during some of these runs: their load
-  was 8 to 20 then, and a start took up to five minutes. Those of 2026-11-29 are of a machine of which other machines took
-  half. `recover` and ETTR are coarse; the counts beside them are not.
+  was 8 to 20 then, and a start took up to five minutes. From 2026-11-29 on, other machines took half of the processors'
+  time. `recover` and ETTR are coarse; the counts beside them are not.
 - As weights do not change, a policy whose weights were handed over in part would not be noticed; whether the run goes
   on is.
 - A turn whose text was being generated when a process died leaves no line, and is not among the turns lost.
