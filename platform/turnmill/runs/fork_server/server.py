@@ -72,7 +72,8 @@ def main(path: str, python: str, early: list[str], late: list[str]) -> None:
         importlib.import_module(module)
     multiprocessing.set_executable(python)
     if (request := Server(listener, late).serve()) is not None:
-        if not _is_fork_server(request):
+        # Another fork server has to do without threads.
+        if f"{__package__}.server" not in request.arguments:
             show_activity()
         _run(request)
 
@@ -267,11 +268,6 @@ def _set_up_process(request: Request, server_pid: int) -> None:
     random.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
-
-
-def _is_fork_server(request: Request) -> bool:
-    """Return whether the request is for another fork server, which has to do without threads."""
-    return __package__ + ".server" in request.arguments
 
 
 def _run(request: Request) -> None:
