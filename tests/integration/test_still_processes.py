@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -25,7 +26,8 @@ from turnmill.runs.still_processes import still_processes_killed
 
 JOB = parse_job(tool_job())
 PTRACE_ATTACH = 16
-MARK, OTHER_MARK = "a" * 32, "b" * 32
+# Other processes of the test suite may run tests of this file at the same time.
+MARK, OTHER_MARK = uuid.uuid4().hex, uuid.uuid4().hex
 
 # As in a worker of Ray's, threads of its own run while the main thread waits.
 WORKER = """

@@ -72,8 +72,7 @@ def main(path: str, python: str, early: list[str], late: list[str]) -> None:
         importlib.import_module(module)
     multiprocessing.set_executable(python)
     if (request := Server(listener, late).serve()) is not None:
-        # Another fork server has to do without threads.
-        if f"{__package__}.server" not in request.arguments:
+        if f"{__package__}.server" not in request.arguments:  # another fork server has to do without threads
             show_activity()
         _run(request)
 
