@@ -95,9 +95,8 @@ def _with_retries(
 ) -> None:
     """Train; after a failure that another attempt may get past, resume from the last checkpoint.
 
-    `train` is given whether another attempt would follow a failure.
-    Ray must start within 30 s, which may be too short on a busy machine; such a failure does not count as one of the
-    job's retries.
+    `train` is given whether another attempt would follow a failure. Ray must start within 30 s, which may be too short
+    on a busy machine; such a failure does not count as one of the job's retries.
     """
     failed = not_started = 0
     while True:

@@ -34,9 +34,6 @@ is stopped, and waits for no tool."""
 
 LOG_LINES = 5
 
-BACKLOG = 4096
-"""Connections that wait for a server; the kernel may allow fewer."""
-
 log = logging.getLogger(__name__)
 
 
@@ -93,7 +90,8 @@ class ToolServerProcess:
         self._settings = settings
         self._run_name = run_name
         self._log_file = log_file / "tool-server.log"
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+        # The server sets how many connections may wait.
+        self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = "http://{}:{}".format(*self._listener.getsockname())
         """The URL of the server."""
 

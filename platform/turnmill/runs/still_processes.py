@@ -68,8 +68,11 @@ def _watched(mark: str) -> Iterator[tuple[int, bytes]]:
         try:
             title = (entry / "cmdline").read_bytes()
             is_worker = title.startswith(b"ray::") and not _AGENT.match(title)
-            is_watched = is_worker or (_FORK_SERVER in title and shows_activity(int(entry.name)))
-            if is_watched and needle in (entry / "environ").read_bytes().split(b"\0"):
+            if not is_worker and _FORK_SERVER not in title:
+                continue
+            if needle not in (entry / "environ").read_bytes().split(b"\0"):
+                continue
+            if is_worker or shows_activity(int(entry.name)):
                 yield int(entry.name), title.rstrip(b"\0")
         except OSError:
             continue
