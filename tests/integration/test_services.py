@@ -177,6 +177,33 @@ def test_a_server_that_is_stopped_is_replaced_before_one_that_is_blocked(tmp_pat
     server.stop()
 
 
+STOPPED_AT_ITS_START = (
+    """
+import os, signal, sys
+from pathlib import Path
+mark = Path(sys.argv[2])
+if mark.exists():
+    mark.unlink()
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+    + SERVER
+)
+
+
+def test_a_server_that_is_stopped_as_it_starts_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "START_SECONDS", 600.0)
+    mark = tmp_path / "stops"
+    server = server_that_runs(
+        lambda listener: [sys.executable, "-c", STOPPED_AT_ITS_START, str(listener), str(mark)], tmp_path, monkeypatch
+    )
+    server.start()
+    mark.touch()
+    server._process.kill()
+
+    assert eventually(lambda: not mark.exists() and is_healthy(server.url), seconds=60)
+    server.stop()
+
+
 def test_a_server_that_answers_is_kept_even_if_it_is_not_well(tmp_path, monkeypatch):
     """An answer of any kind shows that it does not hang."""
     monkeypatch.setattr(module, "HUNG_SECONDS", 0.0)

@@ -12,6 +12,7 @@ PULSE_SECONDS = 0.2
 _THREAD = "activity"
 _PR_SET_NAME = 15
 _SWITCHES = re.compile(r"ctxt_switches:\s+(\d+)")
+_STOPPED = re.compile(r"^State:\s+T", re.MULTILINE)
 _BUSY = re.compile(r"^State:\s+[RD]|^TracerPid:\s+[1-9]", re.MULTILINE)
 
 
@@ -32,6 +33,14 @@ def runs_of_threads(pid: int) -> dict[str, int]:
 
 def _runs(status: str) -> int:
     return sum(map(int, _SWITCHES.findall(status)))
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process has been stopped by a signal; a debugger does it otherwise."""
+    try:
+        return _STOPPED.search(Path(f"/proc/{pid}/status").read_text()) is not None
+    except OSError:
+        return False
 
 
 @dataclass(slots=True)

@@ -108,6 +108,12 @@ class CallInProgressError(StoreError):
     cause: ClassVar[str] = "call_in_progress"
 
 
+class CallTimeoutError(ToolError):
+    """A tool did not end within the time that the client gives it."""
+
+    cause: ClassVar[str] = "timeout"
+
+
 class PoisonCallError(StoreError):
     """Servers died while they executed the call: it is not executed again."""
 

@@ -22,6 +22,9 @@ class LoopTime:
         self.seconds = seconds
         """Seconds that are left."""
 
+        self.passed = 0.0
+        """Seconds that have passed in waits."""
+
     async def wait(self, coroutine: Awaitable[ValueT], seconds: float) -> ValueT:
         """Return what a coroutine returns; after `seconds`, or what is left, cancel it and raise TimeoutError."""
         task = asyncio.ensure_future(coroutine)
@@ -33,6 +36,7 @@ class LoopTime:
                 done, _ = await asyncio.wait({task}, timeout=piece)
                 passed = min(loop.time() - started, piece)
                 self.seconds -= passed
+                self.passed += passed
                 if done:
                     return task.result()
                 limit -= piece

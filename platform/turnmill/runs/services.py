@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from turnmill.core.activity import Stillness
+from turnmill.core.activity import Stillness, is_stopped
 from turnmill.core.errors import RunFailedError, StoreUnavailableError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.tool_server import RunToolServer
@@ -152,7 +152,7 @@ class ToolServerProcess:
                 continue
             if self._process.poll() is not None:
                 log.warning("Tool server ended and is started again", extra={"exit_code": self._process.returncode})
-                # Until it has answered, it shows no activity.
+                # Until it has answered, it shows no activity; whether a signal has stopped it can be seen.
                 hung_at, stillness = time.monotonic() + START_SECONDS, None
                 try:
                     self._launch()
@@ -160,7 +160,8 @@ class ToolServerProcess:
                     # Memory or disk may be short at present, as when the server was killed for it.
                     log.warning("Tool server cannot be started", extra={"error": str(error)})
                 continue
-            still = stillness is not None and stillness.look(self._process.pid) >= STILL_LOOKS
+            pid = self._process.pid
+            still = is_stopped(pid) if stillness is None else stillness.look(pid) >= STILL_LOOKS
             if not still and time.monotonic() < asked + ASK_SECONDS:
                 continue
             if answers(self.url, seconds=STILL_ANSWER_SECONDS if still else HEALTH_SECONDS):

@@ -5,9 +5,8 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated
 
-from fastapi import FastAPI, Header, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
@@ -18,8 +17,11 @@ from turnmill.core.http_access import AccessMiddleware, read_token
 from turnmill.core.http_connections import answer_nobody
 from turnmill.observability.tool_metrics import ToolMetrics
 from turnmill.tool_server.call_result import CallResult, tool_error_result
+from turnmill.tool_server.call_time import CallTime
 from turnmill.tool_server.calls import RELEASE_SECONDS, Action, CallExecutor
 from turnmill.tool_server.completions import Completions, add_completions
+from turnmill.tool_server.executions import Executions
+from turnmill.tool_server.request_time import LATE, AnswerSeconds, DeadlineSeconds, RequestTime
 from turnmill.tool_server.requests import (
     ARRIVED,
     Admission,
@@ -50,17 +52,6 @@ DRAIN_SECONDS = RELEASE_SECONDS + 0.5
 TIMEOUT_DETAIL = "Processing failed: 500: Action processing failed: "
 """verl-tool's message for calls that took longer than `--request_timeout`."""
 
-DeadlineSeconds = Annotated[
-    float | None,
-    Header(
-        alias="X-Deadline-Seconds",
-        description="How long the client will wait from now on: calls that take longer are given up and fail with 503.",
-        gt=0,
-        le=86400,
-        allow_inf_nan=False,
-    ),
-]
-
 
 class Worker:
     """State of a server process: requests in progress, queue, and whether it is stopping."""
@@ -78,6 +69,7 @@ class Worker:
         self.left_out = tuple(left_out)
         self._before_scrape = before_scrape
         self.executor = executor
+        self.executions = Executions(executor)
         self.metrics = metrics
         self.admission = Admission(settings.max_concurrent_requests)
         self.stopping = False
@@ -89,28 +81,26 @@ class Worker:
         """Seconds since the worker became ready."""
         return time.monotonic() - self._started
 
-    async def get_observation(self, request: Request, deadline_seconds: float | None) -> Response:
+    async def get_observation(self, request: Request, limits: RequestTime) -> Response:
         """Execute the calls of a request when the queue admits it; its body is read only then.
 
-        The client's deadline counts from the request's arrival and bounds the queue, the body and the calls.
+        The client's times bound the queue, the body and the calls.
         """
-        loop = asyncio.get_running_loop()
-        client_deadline = None if deadline_seconds is None else loop.time() + deadline_seconds
         task = asyncio.current_task()
         assert task is not None
         self._requests.add(task)
         try:
-            async with asyncio.timeout_at(client_deadline):
-                return await self._admit(request, client_deadline)
+            async with asyncio.timeout_at(limits.limit):
+                return await self._admit(request, limits)
         except TimeoutError:
-            if client_deadline is None or loop.time() < client_deadline:
+            if (cause := limits.late_cause()) is None:
                 raise
-            self.metrics.failures.labels("timeout").inc()
-            return failure(f"The calls did not end within the client's deadline, {deadline_seconds:.3g} s.", "timeout")
+            self.metrics.failures.labels(cause).inc()
+            return failure(LATE[cause], cause)
         finally:
             self._requests.discard(task)
 
-    async def _admit(self, request: Request, client_deadline: float | None) -> Response:
+    async def _admit(self, request: Request, limits: RequestTime) -> Response:
         # A request counts as one call until its body is read.
         num_calls = 1
         self.metrics.calls_in_flight.inc(num_calls)
@@ -122,21 +112,20 @@ class Worker:
                 actions = body.to_actions()
                 self.metrics.calls_in_flight.inc(len(actions) - num_calls)
                 num_calls = len(actions)
-                return await self._respond(actions, queue_seconds, client_deadline)
+                return await self._respond(actions, queue_seconds, limits)
         finally:
             self.metrics.calls_in_flight.dec(num_calls)
 
-    async def _respond(
-        self, actions: Sequence[Action], queue_seconds: float, client_deadline: float | None
-    ) -> Response:
+    async def _respond(self, actions: Sequence[Action], queue_seconds: float, limits: RequestTime) -> Response:
         started = time.perf_counter()
         allowed, now = self.settings.request_timeout, asyncio.get_running_loop().time()
-        deadlines = [client_deadline, None if allowed is None else now + allowed]
-        deadline = min((each for each in deadlines if each is not None), default=None)
+        calls_time = CallTime(limits.deadline, latest=None if allowed is None else now + allowed)
         try:
-            results = await self.executor.execute(actions, deadline=deadline)
+            results = await self.executions.run(actions, calls_time, answer_at=limits.answer_at)
+        except ToolError as error:
+            return call_failure(error)
         except TimeoutError:
-            if deadline == client_deadline:
+            if calls_time.deadline == limits.deadline:
                 raise
             return JSONResponse({"detail": TIMEOUT_DETAIL}, status_code=500)
         errors = [result for result in results if isinstance(result, ToolError)]
@@ -169,6 +158,7 @@ class Worker:
             request.cancel()
         if self._requests:
             await asyncio.wait(self._requests, timeout=DRAIN_SECONDS)
+        await self.executions.cancel(DRAIN_SECONDS)
 
     async def log_progress(self) -> None:
         """Log the numbers of calls every `log_interval` seconds, if there were any."""
@@ -244,9 +234,11 @@ def build_app(worker: Worker, completions: Completions | None = None) -> FastAPI
         responses=REFUSALS | {500: {"model": Detail, "description": "The calls took longer than --request_timeout"}},
         openapi_extra=body_schema(ActionRequest),
     )
-    async def get_observation(request: Request, deadline_seconds: DeadlineSeconds = None) -> Response:
+    async def get_observation(
+        request: Request, deadline_seconds: DeadlineSeconds = None, answer_seconds: AnswerSeconds = None
+    ) -> Response:
         """Execute actions; observations are in the order of the request."""
-        return await worker.get_observation(request, deadline_seconds)
+        return await worker.get_observation(request, RequestTime.of(deadline_seconds, answer_seconds))
 
     @app.get("/health")
     async def health() -> Health:

@@ -2,17 +2,17 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Protocol
 
 from turnmill.core.errors import SandboxError, StaleClaimError, ToolError
 from turnmill.observability.tool_metrics import NO_TOOL, CallOutcome, ToolMetrics
 from turnmill.tool_server.call_result import FINISHED, CallResult, tool_error_result, unmatched_result
+from turnmill.tool_server.call_time import CallTime
 from turnmill.tool_server.locks import KeyedLocks
-from turnmill.tool_server.store_deadlines import StoreDeadlines
 from turnmill.tool_server.tool_set import FINISH, ToolSet
 from turnmill.tool_server.waiting import measure_waiting
 from turnmill.tools.base import Tool, ToolCall, ToolResult
@@ -110,14 +110,13 @@ class CallExecutor:
         self.num_done = 0
         self.num_failed = 0
 
-    async def execute(
-        self, actions: Sequence[Action], *, deadline: float | None = None
-    ) -> list[CallResult | ToolError]:
+    async def execute(self, actions: Sequence[Action], time: CallTime | None = None) -> list[CallResult | ToolError]:
         """Execute the calls of a request concurrently, but calls of a trajectory that share state in the given order.
 
         The result of a call that fails is its error; the other calls are executed and recorded nevertheless. Calls that
-        still run at the deadline, in the event loop's time, are cancelled with TimeoutError.
+        still run at the deadline are cancelled with TimeoutError, unless they outlive their request.
         """
+        time = time or CallTime()
         calls = [self._resolve(action) for action in actions]
         semaphores = {call.label: asyncio.Semaphore(self._workers_per_tool) for call in calls}
         results: list[CallResult | ToolError] = [FINISHED] * len(calls)
@@ -125,14 +124,14 @@ class CallExecutor:
         async def execute_in_order(indices: Sequence[int]) -> None:
             for position, index in enumerate(indices, start=1):
                 async with semaphores[calls[index].label]:
-                    results[index] = result = await self._execute_or_fail(calls[index], deadline)
+                    results[index] = result = await self._execute_or_fail(calls[index], time)
                 if isinstance(result, ToolError):
                     # A repeat of it after its successors would find the state that they left.
                     for later in indices[position:]:
                         results[later] = result
                     return
 
-        async with asyncio.timeout_at(deadline), asyncio.TaskGroup() as group:
+        async with asyncio.timeout_at(None if time.outlives else time.deadline), asyncio.TaskGroup() as group:
             for indices in _sequences(calls):
                 group.create_task(execute_in_order(indices))
         return results
@@ -147,10 +146,10 @@ class CallExecutor:
         match = self.tools.match(action.text)
         return ResolvedCall(action) if match is None else ResolvedCall(action, *match)
 
-    async def _execute_or_fail(self, call: ResolvedCall, deadline: float | None) -> CallResult | ToolError:
+    async def _execute_or_fail(self, call: ResolvedCall, time: CallTime) -> CallResult | ToolError:
         with self._measure(call) as measurement:
             try:
-                result = await self._execute(call, measurement, StoreDeadlines(self._store_wait_seconds, deadline))
+                result = await self._execute(call, measurement, time)
             except ToolError as error:
                 measurement.outcome = "failed"
                 self._metrics.failures.labels(error.cause).inc()
@@ -162,34 +161,34 @@ class CallExecutor:
             self.num_done += 1
             return result
 
-    async def _execute(self, call: ResolvedCall, measurement: "_Measurement", deadlines: StoreDeadlines) -> CallResult:
+    async def _execute(self, call: ResolvedCall, measurement: "_Measurement", time: CallTime) -> CallResult:
         if call.tool is None and not call.finishes:
             measurement.outcome = "unmatched"
             return unmatched_result(self.tools.usage(), done=self._done_if_invalid)
         key = call.action.key
         if call.finishes and key.call_id is None:
-            await self._store.finish(key.trajectory_id, deadline=deadlines.next())
+            await self._store.finish(key.trajectory_id, deadline=time.store_deadline(self._store_wait_seconds))
             return FINISHED
         if call.tool is not None and not call.tool.stateful and key.call_id is None:
-            return (await self._run_tool(call, call.tool, {}, measurement))[0]
+            return (await time.limit(self._run_tool(call, call.tool, {}, measurement)))[0]
         # Two calls of this server that would fence each other off wait here instead of in the store.
         async with self._locks.hold(_lock_key(call)):
-            return await self._execute_once(call, measurement, deadlines)
+            return await self._execute_once(call, measurement, time)
 
-    async def _execute_once(
-        self, call: ResolvedCall, measurement: "_Measurement", deadlines: StoreDeadlines
-    ) -> CallResult:
+    async def _execute_once(self, call: ResolvedCall, measurement: "_Measurement", time: CallTime) -> CallResult:
         """Execute a call under a claim; if another server takes the claim over, return the result recorded there."""
         key = call.action.key
         stateful = call.tool is not None and call.tool.stateful
         for is_last_attempt in (key.call_id is None, True):
-            begun = await self._store.begin(key, call.label, stateful=stateful, deadline=deadlines.next())
+            with time.in_store():
+                deadline = time.store_deadline(self._store_wait_seconds)
+                begun = await self._store.begin(key, call.label, stateful=stateful, deadline=deadline)
             if isinstance(begun, Recorded):
                 measurement.outcome = "replayed"
                 self._metrics.replays.labels(call.label).inc()
                 return CallResult.from_bytes(begun.result, begun.version)
             try:
-                return await self._execute_claimed(call, begun, measurement, deadlines)
+                return await self._execute_claimed(call, begun, measurement, time)
             except StaleClaimError:
                 self._metrics.fenced.inc()
                 if is_last_attempt:
@@ -200,14 +199,15 @@ class CallExecutor:
         raise AssertionError("the last StaleClaimError is raised")
 
     async def _execute_claimed(
-        self, call: ResolvedCall, claim: Claim, measurement: "_Measurement", deadlines: StoreDeadlines
+        self, call: ResolvedCall, claim: Claim, measurement: "_Measurement", time: CallTime
     ) -> CallResult:
         if call.tool is None:
             result, change = FINISHED, None
         else:
-            result, change = await self._run_tool(call, call.tool, claim.state, measurement)
-        deadline = deadlines.next()
-        await self._store.commit(claim, result.to_bytes(), change, finishes=call.finishes, deadline=deadline)
+            result, change = await time.limit(self._run_tool(call, call.tool, claim.state, measurement))
+        with time.in_store():
+            deadline = time.commit_deadline(self._store_wait_seconds)
+            await self._store.commit(claim, result.to_bytes(), change, finishes=call.finishes, deadline=deadline)
         return replace(result, version=claim.version_after)
 
     async def _run_tool(
@@ -246,7 +246,7 @@ class CallExecutor:
     @contextmanager
     def _measure(self, call: ResolvedCall) -> Iterator["_Measurement"]:
         measurement = _Measurement()
-        started = time.perf_counter()
+        started = perf_counter()
         try:
             yield measurement
         except BaseException:
@@ -254,7 +254,7 @@ class CallExecutor:
             raise
         finally:
             self._metrics.calls.labels(call.label, measurement.outcome).inc()
-            self._metrics.call_seconds.labels(call.label).observe(time.perf_counter() - started)
+            self._metrics.call_seconds.labels(call.label).observe(perf_counter() - started)
 
 
 @dataclass(slots=True)

@@ -39,10 +39,17 @@ class JournaledTrajectory:
     updated_at: int = 0
     """Time of the last write, in seconds since 1970 by the store's clock."""
 
+    unsent: int = 0
+    """Number of its last turns that go to the store with the next one, or with its end."""
+
     @property
     def finished(self) -> bool:
         """True if no further turn can be appended."""
         return self.outcome is not None
+
+    def with_unsent(self, turn: Turn) -> Self:
+        """Return the trajectory with a further turn, which goes to the store with the next one."""
+        return replace(self, turns=(*self.turns, turn), unsent=self.unsent + 1)
 
 
 class TrajectoryJournal:
@@ -122,10 +129,11 @@ class TrajectoryJournal:
         return _decode(name, fields, turns, known)
 
     async def append(self, trajectory: JournaledTrajectory, turn: Turn, *, deadline: float) -> JournaledTrajectory:
-        """Store the trajectory's next turn. Raises StaleClaimError if another attempt has opened the trajectory."""
-        grown = replace(trajectory, turns=(*trajectory.turns, turn))
-        await self._store_turns(grown, len(trajectory.turns), deadline)
-        return grown
+        """Store the trajectory's next turn, after those that are unsent.
+
+        Raises StaleClaimError if another attempt has opened the trajectory.
+        """
+        return await self._send(trajectory.with_unsent(turn), deadline)
 
     async def finish(
         self, trajectory: JournaledTrajectory, outcome: TrajectoryOutcome, *, keep: bool = False, deadline: float
@@ -134,6 +142,7 @@ class TrajectoryJournal:
 
         With `keep` it expires as one in flight, unless it is deleted before.
         """
+        trajectory = await self._send(trajectory, deadline)
         arguments = (len(trajectory.turns), pack(outcome), self._milliseconds(finished=not keep))
         while True:
             answer, *rest = await self._write(FINISH, trajectory, *arguments, deadline=deadline)
@@ -143,25 +152,29 @@ class TrajectoryJournal:
                 raise _refusal(trajectory, answer.decode(), rest)
             await self._store_turns(trajectory, int(rest[0]), deadline)
 
-    async def _store_turns(self, trajectory: JournaledTrajectory, number: int, deadline: float) -> None:
-        """Store the turns from a number on, after those before it that the store has lost."""
-        while number < len(trajectory.turns):
-            stored = await self._append(trajectory, number, deadline)
-            number = number + 1 if stored is None else stored
+    async def _send(self, trajectory: JournaledTrajectory, deadline: float) -> JournaledTrajectory:
+        if trajectory.unsent:
+            await self._store_turns(trajectory, len(trajectory.turns) - trajectory.unsent, deadline)
+        return replace(trajectory, unsent=0)
 
-    async def _append(self, trajectory: JournaledTrajectory, index: int, deadline: float) -> int | None:
-        """Store one turn; return None, or how many turns the store has if some before it are missing."""
-        turn, expiry = pack(trajectory.turns[index]), self._milliseconds(finished=False)
-        arguments = (index, turn, expiry, self._settings.max_trajectory_bytes)
-        answer, *rest = await self._write(APPEND, trajectory, *arguments, deadline=deadline)
-        if answer == b"full":
-            raise StoreFullError(
-                f"The journal of trajectory {trajectory.name!r} would have {int(rest[0])} bytes, "
-                f"and max_trajectory_bytes is {self._settings.max_trajectory_bytes}: raise it, or allow fewer turns."
-            )
-        if answer not in (b"recorded", b"gap"):
-            raise _refusal(replace(trajectory, turns=trajectory.turns[:index]), answer.decode(), rest)
-        return int(rest[0]) if answer == b"gap" else None
+    async def _store_turns(self, trajectory: JournaledTrajectory, number: int, deadline: float) -> None:
+        """Store the turns from a number on, and those before it that the store has lost."""
+        limit = self._settings.max_trajectory_bytes
+        while True:
+            turns = map(pack, trajectory.turns[number:])
+            arguments = (number, self._milliseconds(finished=False), limit, *turns)
+            answer, *rest = await self._write(APPEND, trajectory, *arguments, deadline=deadline)
+            if answer == b"recorded":
+                return
+            if answer == b"full":
+                raise StoreFullError(
+                    f"The journal of trajectory {trajectory.name!r} would have {int(rest[0])} bytes, "
+                    f"and max_trajectory_bytes is {limit}: raise it, or allow fewer turns."
+                )
+            if answer != b"gap":
+                first = int(rest[0]) if answer == b"other" else number
+                raise _refusal(replace(trajectory, turns=trajectory.turns[:first]), answer.decode(), rest)
+            number = int(rest[0])
 
     async def _write(
         self, script: scripts.Script, trajectory: JournaledTrajectory, *arguments: bytes | int, deadline: float

@@ -9,6 +9,7 @@ from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.embedded import EmbeddedStore
 from turnmill.trajectories.journal import TrajectoryJournal
 from turnmill.trajectories.keys import Keys
+from turnmill.trajectories.packing import pack
 from turnmill.trajectories.settings import StoreSettings
 
 FIRST = Turn(prompt_ids=(1, 2), response_ids=(3, 4), log_probs=(-0.1, -0.25), observation="a wall", policy_version=7)
@@ -202,6 +203,54 @@ async def test_turns_that_the_store_lost_are_stored_again_with_the_next(new_jour
 
     stored = await journal.read("trajectory", deadline=soon())
     assert stored.turns == trajectory.turns == (FIRST, SECOND, THIRD)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+async def test_turns_that_could_not_be_sent_go_with_the_next(new_journal, lose, lost):
+    journal = new_journal()
+    trajectory = await journal.append(await journal.open("trajectory", deadline=soon()), FIRST, deadline=soon())
+    await lose(turns=lost)
+
+    trajectory = await journal.append(trajectory.with_unsent(SECOND), THIRD, deadline=soon())
+
+    stored = await journal.read("trajectory", deadline=soon())
+    assert stored.turns == trajectory.turns == (FIRST, SECOND, THIRD)
+    assert trajectory.unsent == 0
+
+
+async def test_a_trajectory_ends_with_the_turns_that_could_not_be_sent(new_journal):
+    journal = new_journal()
+    trajectory = await journal.open("trajectory", deadline=soon())
+
+    await journal.finish(
+        trajectory.with_unsent(FIRST).with_unsent(SECOND), TrajectoryOutcome("completed"), deadline=soon()
+    )
+
+    stored = await journal.read("trajectory", deadline=soon())
+    assert (stored.turns, stored.outcome) == ((FIRST, SECOND), TrajectoryOutcome("completed"))
+
+
+async def test_several_turns_are_stored_all_or_none(new_journal):
+    size = len(pack(SECOND)) + len(pack(FIRST))
+    journal = new_journal(StoreSettings(max_trajectory_bytes=size + 1))
+    trajectory = await journal.append(await journal.open("trajectory", deadline=soon()), FIRST, deadline=soon())
+
+    with pytest.raises(StoreFullError):
+        await journal.append(trajectory.with_unsent(SECOND), THIRD, deadline=soon())
+
+    assert (await journal.read("trajectory", deadline=soon())).turns == (FIRST,)
+
+
+async def test_an_append_whose_answer_was_lost_can_be_repeated_with_more(new_journal):
+    journal = new_journal()
+    trajectory = await journal.open("trajectory", deadline=soon())
+    await journal.append(trajectory, FIRST, deadline=soon())
+
+    await journal.append(trajectory.with_unsent(FIRST), SECOND, deadline=soon())
+
+    assert (await journal.read("trajectory", deadline=soon())).turns == (FIRST, SECOND)
+    with pytest.raises(StaleClaimError, match="another turn 1"):
+        await journal.append(trajectory.with_unsent(FIRST), THIRD, deadline=soon())
 
 
 async def test_a_trajectory_does_not_end_without_the_turns_that_the_store_lost(new_journal, lose):

@@ -417,11 +417,47 @@ async def test_calls_beyond_the_clients_deadline_answer_503():
     assert response.json()["cause"] == "timeout"
 
 
+async def test_a_client_that_asks_for_an_answer_in_time_sends_its_request_again():
+    gate = Gate(tool_context())
+    body = {"trajectory_ids": ["t"], "actions": ["gate"], "extra_fields": [{"call_id": "1"}]}
+    async with serving(gate) as client:
+        before = await client.send(body, **{"X-Answer-Seconds": "0.01"})
+        gate.opened.set()
+        after = await client.send(body, **{"X-Answer-Seconds": "60"})
+
+    assert (before.status_code, before.json()["cause"]) == (503, "call_in_progress")
+    assert (after.status_code, after.json()["observations"]) == (200, ["opened"])
+    assert client.store.operations == ["begin", "commit"]
+
+
+async def test_a_request_that_does_not_get_its_turn_in_time_is_told_so():
+    gate = Gate(tool_context())
+    async with serving(gate, Echo(tool_context()), max_concurrent_requests=1) as client:
+        first = asyncio.create_task(client.post(["t"], ["gate"]))
+        await eventually(lambda: gate.num_waiting == 1)
+        body = {"trajectory_ids": ["u"], "actions": ["echo a"], "extra_fields": [{"call_id": "1"}]}
+        response = await client.send(body, **{"X-Answer-Seconds": "0.01", "X-Deadline-Seconds": "0.001"})
+        gate.opened.set()
+        await first
+
+    assert (response.status_code, response.json()["cause"]) == (503, "queue")
+
+
+async def test_a_worker_that_ends_cancels_the_calls_that_go_on():
+    body = {"trajectory_ids": ["t"], "actions": ["gate"], "extra_fields": [{"call_id": "1"}]}
+    async with serving(Gate(tool_context())) as client:
+        await client.send(body, **{"X-Answer-Seconds": "0.01"})
+        await client.worker.drain()
+
+        assert client.store.claims == {}
+
+
+@pytest.mark.parametrize("header", ["X-Deadline-Seconds", "X-Answer-Seconds"])
 @pytest.mark.parametrize("value", ["nan", "inf", "0", "-1", "soon"])
-async def test_an_invalid_deadline_is_refused(client: Client, value: str):
+async def test_an_invalid_time_is_refused(client: Client, header: str, value: str):
     body = {"trajectory_ids": ["t"], "actions": ["echo a"]}
 
-    assert (await client.send(body, **{"X-Deadline-Seconds": value})).status_code == 422
+    assert (await client.send(body, **{header: value})).status_code == 422
 
 
 @pytest.mark.feature("verl-tool", "limit on concurrent requests")

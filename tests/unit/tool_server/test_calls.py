@@ -7,6 +7,7 @@ from support.tool_server import Count, Echo, Gate, MemoryStore, Raising, tool_co
 from turnmill.core.errors import SandboxError, StaleClaimError, StoreUnavailableError, ToolError, ToolFailedError
 from turnmill.observability.tool_metrics import ToolMetrics
 from turnmill.tool_server.call_result import CallResult
+from turnmill.tool_server.call_time import CallTime
 from turnmill.tool_server.calls import Action, CallExecutor
 from turnmill.tool_server.tool_set import ToolSet
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
@@ -23,7 +24,7 @@ class Server:
 
     async def execute(self, *actions: Action, seconds: float | None = None) -> list[CallResult | ToolError]:
         deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
-        return await self.executor.execute(actions, deadline=deadline)
+        return await self.executor.execute(actions, CallTime(deadline))
 
     async def observations(self, *actions: Action) -> list[object]:
         results = await self.execute(*actions)
