@@ -126,7 +126,7 @@ class ToolAgent(BaseAgent):
     tool_call_timeout: float = Field(default=30, gt=0, le=86_400)
     """Seconds for a tool call, on one server or several; time in which none can work on it does not count."""
 
-    tool_outage_timeout: float = Field(default=120, gt=0, le=86_400)
+    tool_outage_timeout: float = Field(default=240, gt=0, le=86_400)
     """Seconds for which a tool call waits, in all, for servers or a trajectory store that are away."""
 
     tool_call_max_retries: int = Field(default=5, ge=0, le=1000)

@@ -20,7 +20,7 @@ failed."""
 OUTCOMES: tuple[CallOutcome, ...] = get_args(CallOutcome)
 CAUSES = (
     "tool", "sandbox", "store", "store_unavailable", "store_full", "stale_claim", "call_in_progress", "call_mismatch",
-    "poison_call", "lost_write", "timeout",
+    "poison_call", "lost_write", "timeout", "queue",
 )  # fmt: skip
 LIMITS = ("time", "cpu", "memory", "output", "files", "processes")
 STORE_OPERATIONS = ("begin", "commit", "release", "finish")

@@ -122,8 +122,8 @@ class Worker:
         calls_time = CallTime(limits.deadline, latest=None if allowed is None else now + allowed)
         try:
             results = await self.executions.run(actions, calls_time, answer_at=limits.answer_at)
-        except ToolError as error:
-            return call_failure(error)
+        except ToolError as waits:
+            return call_failure(waits)
         except TimeoutError:
             if calls_time.deadline == limits.deadline:
                 raise

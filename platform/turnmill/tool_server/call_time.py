@@ -11,7 +11,7 @@ from turnmill.core.errors import CallInProgressError, CallTimeoutError, StoreUna
 STORE_MARGIN_SECONDS = 0.05
 """Time by which operations on the store time out before their call, so that the error names the store."""
 
-COMMIT_SECONDS = 120.0
+COMMIT_SECONDS = 240.0
 """How long the result of a call that outlives its request waits for the store: the effect has taken place."""
 
 ResultT = TypeVar("ResultT")

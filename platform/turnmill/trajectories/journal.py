@@ -161,9 +161,8 @@ class TrajectoryJournal:
         """Store the turns from a number on, and those before it that the store has lost."""
         limit = self._settings.max_trajectory_bytes
         while True:
-            turns = map(pack, trajectory.turns[number:])
-            arguments = (number, self._milliseconds(finished=False), limit, *turns)
-            answer, *rest = await self._write(APPEND, trajectory, *arguments, deadline=deadline)
+            expiry, turns = self._milliseconds(finished=False), map(pack, trajectory.turns[number:])
+            answer, *rest = await self._write(APPEND, trajectory, number, expiry, limit, *turns, deadline=deadline)
             if answer == b"recorded":
                 return
             if answer == b"full":

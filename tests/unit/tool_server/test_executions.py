@@ -96,7 +96,7 @@ async def test_a_result_waits_for_the_store_and_is_not_made_again():
     assert await server.call() == "opened"
     assert store.operations == ["begin", "commit"]
     # The client's deadline is for the tool.
-    assert store.deadlines == [pytest.approx(120, abs=5)]
+    assert store.deadlines == [pytest.approx(240, abs=5)]
 
 
 async def test_a_tool_ends_at_the_deadline_and_its_claim_is_released():
