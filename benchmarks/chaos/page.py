@@ -54,8 +54,8 @@ Systems start again {RETRIES} times at most:
 
 - **turnmill**: an agent of type `tool`, with `retries: {RETRIES}`, `checkpointEvery: 1`, `stallTimeoutSeconds:
   60` (by default 600) and `toolCallTimeout: 5` (by default 30; a call takes 0.4). Else everything is
-  as by default: the run starts its tool server and its store, and has another one of the benchmark's only where calls or
-  the store are to fail.
+  as by default: the run starts its tool server and its store, and has another one of the benchmark's only where calls
+  or the store are to fail.
 - **plain verl**: `verl.trainer.main_ppo` with its `ToolAgentLoop` and a `BaseTool`, `trainer.save_freq=1` and
   `trainer.resume_mode=auto`, in a loop of the shell that starts it again when it fails. Nothing watches whether it
   goes on. The model is the same, and so is the CPU platform, which comes from turnmill's package
