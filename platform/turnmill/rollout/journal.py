@@ -6,17 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from turnmill.core.errors import (
-    InferenceError,
-    OvertakenError,
-    RunFailedError,
-    StaleClaimError,
-    StoreError,
-    StoreUnavailableError,
-    ToolCallConnectionError,
-    ToolCallError,
-    ToolCallTimeoutError,
-)
+from turnmill.core.errors import OvertakenError, RunFailedError, StaleClaimError, StoreError
 from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.episode_id import EpisodeId
@@ -26,11 +16,7 @@ from turnmill.trajectories.address import with_password
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.journal import JournaledTrajectory, TrajectoryJournal
 
-STORE_SECONDS, AGAIN_SECONDS, START_SECONDS = 10.0, 1.0, 60.0
-"""Time for a write, for one after another that failed, and for what an attempt begins with."""
-
-AWAY = frozenset(each.cause for each in (ToolCallConnectionError, ToolCallTimeoutError, ToolCallError, InferenceError))
-"""Causes of failures at which another attempt can go on: a server was away."""
+STORE_SECONDS, DELETE_SECONDS, START_SECONDS = 10.0, 1.0, 60.0
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +91,8 @@ class StoreJournal:
     """Records turns in the trajectory store.
 
     Every episode that the store has is resumed: an attempt begins by deleting those of policies that it does not have
-    (`forget_newer_policies`). While the store cannot be reached, episodes continue, and what they could not write goes
-    with the next turn; tools detect the failure themselves.
+    (`forget_newer_policies`). While the store cannot be reached, episodes continue without being recorded; tools detect
+    the failure themselves.
     """
 
     def __init__(self, journal: TrajectoryJournal) -> None:
@@ -117,12 +103,6 @@ class StoreJournal:
 
         self._overtaken: set[str] = set()
         """Episodes that another process now plays."""
-
-        self._interrupted: set[str] = set()
-        """Episodes that failed as a server was away."""
-
-        self._behind: set[str] = set()
-        """Episodes whose last turns the store did not take in time."""
 
         self.num_resumed = 0
         self.num_failed_writes = 0
@@ -148,7 +128,6 @@ class StoreJournal:
             return ResumedEpisode(episode.trajectory_id)
         self._incomplete.discard(episode.name)
         self._overtaken.discard(episode.name)
-        self._interrupted.discard(episode.name)
         self._trajectories[episode.name] = trajectory
         self.num_resumed += bool(trajectory.turns)
         return ResumedEpisode(trajectory.metadata.trajectory_id, trajectory.turns)
@@ -159,20 +138,14 @@ class StoreJournal:
         if trajectory is None:
             await self._delete_incomplete()
             return
-        seconds = AGAIN_SECONDS if episode.name in self._behind else STORE_SECONDS
         try:
             self._trajectories[episode.name] = await self._journal.append(
-                trajectory, turn, deadline=deadline_in(seconds)
+                trajectory, turn, deadline=deadline_in(STORE_SECONDS)
             )
-            self._behind.discard(episode.name)
         except StaleClaimError as error:
             del self._trajectories[episode.name]
             self._overtaken.add(episode.name)
             raise OvertakenError(f"{episode.name} is played elsewhere: {error}") from error
-        except StoreUnavailableError as error:
-            self._trajectories[episode.name] = trajectory.with_unsent(turn)
-            self._behind.add(episode.name)
-            self._count_failed_write(episode, error)
         except StoreError as error:
             # Recording later turns would leave a gap.
             del self._trajectories[episode.name]
@@ -180,17 +153,10 @@ class StoreJournal:
             self._count_failed_write(episode, error)
 
     async def finish(self, episode: EpisodeInFlight, outcome: TrajectoryOutcome) -> None:
-        """Mark an episode as finished, or delete it if it failed, so that it is repeated from its first turn.
-
-        One that failed as a server was away stays: another attempt, if this one fails as well, goes on with it.
-        """
+        """Mark an episode as finished, or delete it if it failed, so that it is repeated from its first turn."""
         await self._delete_incomplete()
         trajectory = self._trajectories.pop(episode.name, None)
-        self._behind.discard(episode.name)
         if trajectory is None or trajectory.finished:
-            return
-        if outcome.cause in AWAY:
-            self._interrupted.add(episode.name)
             return
         try:
             if outcome.stop_reason == "failed":
@@ -207,8 +173,7 @@ class StoreJournal:
 
     def is_resumable(self, episode: EpisodeInFlight) -> bool:
         """Return True if the store has the episode as unfinished, or another process plays it."""
-        places = self._trajectories, self._incomplete, self._overtaken, self._interrupted
-        return any(episode.name in names for names in places)
+        return any(episode.name in names for names in (self._trajectories, self._incomplete, self._overtaken))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -218,7 +183,7 @@ class StoreJournal:
         """Delete incomplete episodes, which a later attempt would resume before turns that its tools have executed."""
         for name in list(self._incomplete):
             try:
-                await self._journal.delete(name, deadline=deadline_in(AGAIN_SECONDS))
+                await self._journal.delete(name, deadline=deadline_in(DELETE_SECONDS))
             except StaleClaimError:
                 # The later attempt has taken it over.
                 pass
