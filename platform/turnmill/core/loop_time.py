@@ -22,9 +22,6 @@ class LoopTime:
         self.seconds = seconds
         """Seconds that are left."""
 
-        self.passed = 0.0
-        """Seconds that have passed in waits."""
-
     async def wait(self, coroutine: Awaitable[ValueT], seconds: float) -> ValueT:
         """Return what a coroutine returns; after `seconds`, or what is left, cancel it and raise TimeoutError."""
         task = asyncio.ensure_future(coroutine)
@@ -36,18 +33,22 @@ class LoopTime:
                 done, _ = await asyncio.wait({task}, timeout=piece)
                 passed = min(loop.time() - started, piece)
                 self.seconds -= passed
-                self.passed += passed
                 if done:
                     return task.result()
                 limit -= piece
             raise TimeoutError
         finally:
-            if not task.done():
-                task.cancel()
-                with suppress(asyncio.CancelledError, Exception):
-                    await task
+            await give_up(task)
 
     async def sleep(self, seconds: float) -> None:
         """Sleep for `seconds`, which are then less left."""
         with suppress(TimeoutError):
             await self.wait(asyncio.sleep(seconds), seconds)
+
+
+async def give_up(task: asyncio.Future[ValueT]) -> None:
+    """Cancel a task that has not ended, and wait for its end, whatever that is."""
+    if not task.done():
+        task.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await task

@@ -21,7 +21,7 @@ from turnmill.tool_server.call_time import CallTime
 from turnmill.tool_server.calls import RELEASE_SECONDS, Action, CallExecutor
 from turnmill.tool_server.completions import Completions, add_completions
 from turnmill.tool_server.executions import Executions
-from turnmill.tool_server.request_time import LATE, AnswerSeconds, DeadlineSeconds, RequestTime
+from turnmill.tool_server.request_time import AnswerSeconds, DeadlineSeconds, RequestTime
 from turnmill.tool_server.requests import (
     ARRIVED,
     Admission,
@@ -93,10 +93,11 @@ class Worker:
             async with asyncio.timeout_at(limits.limit):
                 return await self._admit(request, limits)
         except TimeoutError:
-            if (cause := limits.late_cause()) is None:
+            if (late := limits.late()) is None:
                 raise
+            cause, detail = late
             self.metrics.failures.labels(cause).inc()
-            return failure(LATE[cause], cause)
+            return failure(detail, cause)
         finally:
             self._requests.discard(task)
 
@@ -154,11 +155,11 @@ class Worker:
 
     async def drain(self) -> None:
         """Cancel requests in progress, and wait until their claims are released."""
-        for request in self._requests:
-            request.cancel()
-        if self._requests:
-            await asyncio.wait(self._requests, timeout=DRAIN_SECONDS)
-        await self.executions.cancel(DRAIN_SECONDS)
+        tasks = self._requests | self.executions.tasks
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=DRAIN_SECONDS)
 
     async def log_progress(self) -> None:
         """Log the numbers of calls every `log_interval` seconds, if there were any."""
@@ -238,7 +239,7 @@ def build_app(worker: Worker, completions: Completions | None = None) -> FastAPI
         request: Request, deadline_seconds: DeadlineSeconds = None, answer_seconds: AnswerSeconds = None
     ) -> Response:
         """Execute actions; observations are in the order of the request."""
-        return await worker.get_observation(request, RequestTime.of(deadline_seconds, answer_seconds))
+        return await worker.get_observation(request, RequestTime(deadline_seconds, answer_seconds))
 
     @app.get("/health")
     async def health() -> Health:

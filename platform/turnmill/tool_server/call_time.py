@@ -3,10 +3,11 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TypeVar
 
 from turnmill.core.errors import CallInProgressError, CallTimeoutError, StoreUnavailableError
+from turnmill.core.loop_time import give_up
 
 STORE_MARGIN_SECONDS = 0.05
 """Time by which operations on the store time out before their call, so that the error names the store."""
@@ -24,8 +25,10 @@ class CallTime:
     answered: each repeat of the request may move the deadline, which ends their tools alone.
     """
 
-    def __init__(self, deadline: float | None = None, *, latest: float | None = None, outlives: bool = False) -> None:
-        self.outlives = outlives
+    def __init__(self, deadline: float | None = None, *, latest: float | None = None) -> None:
+        self.outlives = False
+        """Whether the calls outlive their request."""
+
         self._latest = latest
         self._num_in_store = 0
         self.deadline = self._earlier(deadline)
@@ -76,10 +79,7 @@ class CallTime:
                 await asyncio.wait({task}, timeout=left)
             return task.result()
         finally:
-            if not task.done():
-                task.cancel()
-                with suppress(asyncio.CancelledError, Exception):
-                    await task
+            await give_up(task)
 
 
 def _now() -> float:

@@ -27,9 +27,9 @@ class Executions:
         self._running: dict[tuple[CallKey, ...], _Execution] = {}
 
     @property
-    def num_going_on(self) -> int:
-        """Number of requests whose calls go on, whether or not somebody waits for them."""
-        return len(self._running)
+    def tasks(self) -> set[asyncio.Task[Results]]:
+        """The calls of requests that go on, whether or not somebody waits for them."""
+        return {execution.task for execution in self._running.values()}
 
     async def run(self, actions: Sequence[Action], time: CallTime, *, answer_at: float | None) -> Results:
         """Return the results of a request's calls; raises StoreUnavailableError or CallInProgressError at `answer_at`.
@@ -52,14 +52,6 @@ class Executions:
         if not done:
             raise execution.time.still_waiting()
         return execution.task.result()
-
-    async def cancel(self, seconds: float) -> None:
-        """Cancel all calls that go on, and wait so long for them to release their claims."""
-        tasks = [execution.task for execution in self._running.values()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=seconds)
 
     def _end(self, keys: tuple[CallKey, ...], task: asyncio.Task[Results]) -> None:
         del self._running[keys]

@@ -7,6 +7,7 @@ import pytest
 
 from support.tool_server import Gate, MemoryStore, tool_context
 from turnmill.core.errors import CallInProgressError, CallTimeoutError, StoreUnavailableError
+from turnmill.core.loop_time import give_up
 from turnmill.observability.tool_metrics import ToolMetrics
 from turnmill.tool_server.call_result import CallResult
 from turnmill.tool_server.call_time import CallTime
@@ -78,7 +79,7 @@ async def test_a_call_that_ended_between_two_requests_is_answered_from_its_recor
     with pytest.raises(CallInProgressError):
         await server.call()
     server.gate.opened.set()
-    await until(lambda: server.executions.num_going_on == 0)
+    await until(lambda: not server.executions.tasks)
 
     assert await server.call(answer=60) == "opened"
     assert server.store.operations == ["begin", "commit", "begin"]
@@ -135,7 +136,8 @@ async def test_calls_that_go_on_release_their_claims_when_the_server_ends():
     with pytest.raises(CallInProgressError):
         await server.call()
 
-    await server.executions.cancel(5)
+    [task] = server.executions.tasks
+    await give_up(task)
 
     assert (server.gate.num_waiting, server.store.claims) == (0, {})
 
@@ -146,7 +148,7 @@ async def test_the_error_of_a_call_that_nobody_waits_for_is_met_by_its_repeat(ca
     with pytest.raises(CallInProgressError):
         await server.call()
     server.gate.opened.set()
-    await until(lambda: server.executions.num_going_on == 0)
+    await until(lambda: not server.executions.tasks)
 
     assert await server.call(answer=60) == "opened"
     assert "never retrieved" not in caplog.text
