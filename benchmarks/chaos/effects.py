@@ -9,6 +9,9 @@ EFFECTS_VARIABLE = "CHAOS_EFFECTS"
 """Environment variable with the file to which each call of the tool adds a line."""
 
 TOOL_SECONDS = 0.4
+CALL_SECONDS = 5.0
+"""How long the work on a call may take, in every system."""
+
 TURNS = 4
 """Calls of a trajectory."""
 

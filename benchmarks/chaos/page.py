@@ -52,16 +52,17 @@ make chaos
 
 Systems start again {RETRIES} times at most:
 
-- **turnmill**: an agent of type `tool`, with `retries: {RETRIES}`, `checkpointEvery: 1` and `stallTimeoutSeconds:
-  60` (by default 600). Else everything is as by default: the run starts its tool server and its store, and has another
-  one of the benchmark's only where calls or the store are to fail.
+- **turnmill**: an agent of type `tool`, with `retries: {RETRIES}`, `checkpointEvery: 1`, `stallTimeoutSeconds:
+  60` (by default 600) and `toolCallTimeout: 5` (by default 30; a call takes 0.4). Else everything is
+  as by default: the run starts its tool server and its store, and has another one of the benchmark's only where calls
+  or the store are to fail.
 - **plain verl**: `verl.trainer.main_ppo` with its `ToolAgentLoop` and a `BaseTool`, `trainer.save_freq=1` and
   `trainer.resume_mode=auto`, in a loop of the shell that starts it again when it fails. Nothing watches whether it
   goes on. The model is the same, and so is the CPU platform, which comes from turnmill's package
   (`turnmill.training.verl.plugin`, `turnmill.training.verl.cpu`); with its patches of verl for a CPU. A parser takes
   every response for a call. The tool asks a server that keeps no state, as the number of a call is known to the
   agent loop; the benchmark starts that server again when it ends. It repeats a failed call every half second, 20 times
-  at most, within 30 s as turnmill's `toolCallTimeout`, and then raises. There is no store.
+  at most, within 30 s, and raises when no answer comes for 5 s. There is no store.
 - **verifiers**: an evaluation by `Environment.evaluate` with `save_results` and `results_path`, 16 rollouts at once,
   which continues with what it has saved when a loop of the shell starts it again. It does not train: a step is 16 saved
   results, its trainer is the program that evaluates, and its engine a model server of the benchmark with canned

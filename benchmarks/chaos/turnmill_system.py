@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from chaos.effects import TURNS
+from chaos.effects import CALL_SECONDS, TURNS
 from chaos.measures import Played
 from chaos.processes import find, resident_kilobytes
 from chaos.systems import GROUP_SIZE, TASKS_PER_STEP, Given
@@ -34,8 +34,8 @@ spec:
   model: {{{{warmStart: {{{{turns: 600, gradientSteps: 60, maxLoss: 10}}}}}}}}
   agent:
     {{{{type: tool, toolType: "chaos.task:Counter", stopTokens: ["</python>"], groupSize: {GROUP_SIZE},
-      minTurns: {TURNS}, maxTurns: {TURNS}, maxPromptLength: 32, maxResponseLength: 112, maxActionLength: 8,
-      maxObsLength: 8{{tools}}}}}}
+      minTurns: {TURNS}, maxTurns: {TURNS}, toolCallTimeout: {CALL_SECONDS:g}, maxPromptLength: 32,
+      maxResponseLength: 112, maxActionLength: 8, maxObsLength: 8{{tools}}}}}}
   environment: {{{{name: "chaos.task:Chances"}}}}
   algorithm: {{{{type: grpo, minibatchTasks: {TASKS_PER_STEP}, actorLearningRate: 1.0e-30, weightDecay: 0}}}}
   training:

@@ -192,7 +192,7 @@ def take_away(team: Team, workload: str, selector: str, seconds: float) -> None:
 @pytest.mark.nightly
 def test_a_minute_without_the_store_and_one_without_tool_servers_cost_neither_turn_nor_attempt(team: Team):
     # Longer than an outage and the start of a pod on a busy machine.
-    patience = {"agent__toolCallTimeout": 240}
+    patience = {"agent__toolOutageTimeout": 600}
     changes = {"training__steps": 12, "training__validation": NO_VALIDATION, **patience}
     job = team.submit("tool-arithmetic-cpu.yaml", "outages", **changes)
     job.wait_for_step(1, seconds=RUN_SECONDS)

@@ -8,7 +8,15 @@ from omegaconf import OmegaConf
 
 from support.cancelled_calls import cancel_during_call
 from support.http_tools import HttpTools
-from turnmill.core.errors import RunFailedError, StoreUnavailableError, ToolCallError
+from turnmill.core.errors import (
+    RunFailedError,
+    StoreFullError,
+    StoreUnavailableError,
+    ToolCallConnectionError,
+    ToolCallError,
+    ToolCallPoisonError,
+    ToolCallTimeoutError,
+)
 from turnmill.core.trajectory import EpisodeFailure, complete_turns
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.journal import StoreJournal, forget_newer_policies, forget_trained
@@ -180,7 +188,7 @@ async def test_an_attempt_resumes_no_trajectory_of_policies_that_it_does_not_hav
     (interrupted,) = {call["trajectory"] for call in server.calls}
     config = OmegaConf.create({"turnmill": {"store_url": store.url, "run_dir": str(tmp_path / "run")}})
 
-    await asyncio.to_thread(forget_newer_policies, config, begins_with)
+    await forget_newer_policies(config, begins_with)
     result = await attempt(script).play(step=5)
 
     assert result.summary.metrics["turns_carried_on"] == carried_on
@@ -194,7 +202,7 @@ async def test_an_attempt_does_not_begin_without_its_store(tmp_path, monkeypatch
         config = OmegaConf.create({"turnmill": {"store_url": gone.url, "run_dir": str(tmp_path / "run")}})
 
     with pytest.raises(RunFailedError, match="did not answer") as caught:
-        await asyncio.to_thread(forget_newer_policies, config, 0)
+        await forget_newer_policies(config, 0)
 
     assert caught.value.cause == "store"
 
@@ -299,17 +307,38 @@ async def test_tools_keep_a_trajectory_until_the_store_has_recorded_its_end(atte
     assert server.finished == []
 
 
-async def test_a_trajectory_with_a_missing_turn_in_the_journal_begins_again(attempt, server, monkeypatch):
+@pytest.fixture
+def failing_append(monkeypatch):
+    """Let the first write of a trajectory's third record fail with an error."""
+
+    def begin(error: Exception) -> None:
+        append, errors = TrajectoryJournal.append, [error]
+
+        async def fail(self: TrajectoryJournal, trajectory: Any, *args: Any, **kwargs: Any) -> Any:
+            if errors and len(trajectory.turns) > 1:
+                raise errors.pop()
+            return await append(self, trajectory, *args, **kwargs)
+
+        monkeypatch.setattr(TrajectoryJournal, "append", fail)
+
+    return begin
+
+
+async def test_a_turn_that_the_store_could_not_take_goes_with_the_next(attempt, server, failing_append):
+    first = attempt(CrashingAt(2))
+    failing_append(StoreUnavailableError("for a moment"))
+    await play_until_crash(first)
+    assert first.loop.journal.num_failed_writes == 1
+
+    result = await attempt(script).play()
+
+    assert result.summary.metrics["turns_carried_on"] == 2
+    assert len({call["trajectory"] for call in server.calls}) == 1
+
+
+async def test_a_trajectory_with_a_missing_turn_in_the_journal_begins_again(attempt, server, failing_append):
     first = attempt(script)
-    append, away = TrajectoryJournal.append, [True]
-
-    async def fail(self: TrajectoryJournal, trajectory: Any, *args: Any, **kwargs: Any) -> Any:
-        if away and len(trajectory.turns) > 1:
-            away.clear()
-            raise StoreUnavailableError("for a moment")
-        return await append(self, trajectory, *args, **kwargs)
-
-    monkeypatch.setattr(TrajectoryJournal, "append", fail)
+    failing_append(StoreFullError("for a moment"))
     await first.play()
     assert first.loop.journal.num_failed_writes == 1
     (before,) = {call["trajectory"] for call in server.calls}
@@ -319,6 +348,35 @@ async def test_a_trajectory_with_a_missing_turn_in_the_journal_begins_again(atte
 
     assert result.summary.metrics["turns_carried_on"] == 0
     assert before not in {call["trajectory"] for call in server.calls}
+
+
+@pytest.mark.parametrize(
+    ("error", "carried_on"),
+    [
+        (ToolCallConnectionError("away"), 2),
+        (ToolCallTimeoutError("away"), 2),
+        (ToolCallPoisonError("it killed its servers"), 0),
+    ],
+)
+async def test_what_failed_as_a_server_was_away_goes_on_in_the_next_attempt(attempt, server, error, carried_on):
+    first = attempt(script)
+    call = first.loop.tools.call
+
+    async def fail(request: Any) -> Any:
+        if request.extra["current_step"] == 1:
+            raise error
+        return await call(request)
+
+    first.loop.tools.call = fail
+    failure = await first.play()
+    assert isinstance(failure, EpisodeFailure)
+    await first.loop.close()
+    assert bool(server.finished) == (not carried_on)
+
+    result = await attempt(script).play()
+
+    assert result.summary.metrics["turns_carried_on"] == carried_on
+    assert len({call["trajectory"] for call in server.calls}) == (1 if carried_on else 2)
 
 
 async def test_an_unreachable_store_loses_the_journal_but_not_the_trajectory(attempt, monkeypatch):

@@ -1,9 +1,10 @@
 import asyncio
+import itertools
 import math
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import date
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow
 import pytest
 import torch
 from aiohttp import web
+from aiohttp.test_utils import RawTestServer
 from pyarrow import parquet
 
 from support.cancelled_calls import cancel_during_call
@@ -23,6 +25,7 @@ from turnmill.core.trajectory import EpisodeFailure
 from turnmill.jobs.trajectory_algorithms import Grpo
 from turnmill.rollout.generation import RESPONSES, STARTS
 from turnmill.rollout.token_integrity import count_unsampled_tokens
+from turnmill.rollout.tool_agent import client
 from turnmill.rollout.tool_agent.client import ToolRequest, ToolServerClient, parse_urls
 from turnmill.rollout.tool_agent.rows import EpisodeResult, verl_rows
 from turnmill.testing.agent_loops import END, TOKENIZER, ToolLoopHarness, tool_job
@@ -31,6 +34,7 @@ from turnmill.training.advantages.rows import Rows
 from turnmill.training.algorithms import trajectory_algorithm_of
 
 CALL, ANSWER = "<py>1+1</py>", f"answer:2{END}"
+SHORT = {"timeout_seconds": 1.5, "outage_seconds": 1.5, "max_retries": 0, "max_connections": 1}
 
 
 @pytest.fixture
@@ -600,7 +604,7 @@ def dead_port() -> str:
 
 @pytest.mark.feature("verl-tool", "retries of calls and error texts")
 async def test_an_unreachable_server_fails_the_trajectory_and_its_error_is_in_no_context(new_harness):
-    harness = new_harness([CALL, ANSWER], dead_port(), toolCallTimeout=1.0)
+    harness = new_harness([CALL, ANSWER], dead_port(), toolOutageTimeout=1.0)
 
     failure = await harness.play()
 
@@ -639,7 +643,7 @@ async def test_the_error_of_a_server_that_takes_no_call_says_why():
     silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     host, port = silent.sockets[0].getsockname()
     unheard = {f"http://{host}:{port}": "/health: TimeoutError$", dead_port(): "/health: Cannot connect to host"}
-    settings = {"timeout_seconds": 0.5, "max_retries": 0, "max_connections": 1}
+    settings = {"timeout_seconds": 60, "outage_seconds": 0.5, "max_retries": 0, "max_connections": 1}
 
     async with silent:
         for url, reason in unheard.items():
@@ -714,7 +718,7 @@ async def test_a_call_that_a_server_without_call_ids_did_not_get_is_repeated(new
 
 
 @pytest.mark.feature("verl-tool", "servers of verl-tool")
-@pytest.mark.parametrize(("call_ids", "seconds"), [(False, 8.0), (True, 4.0)])
+@pytest.mark.parametrize(("call_ids", "seconds"), [(False, 8.0), (True, 6.0)])
 async def test_a_server_without_call_ids_has_the_whole_timeout(monkeypatch, call_ids, seconds):
     async with HttpTools(lambda call: "[2]") as server:
         server.call_ids = call_ids
@@ -728,7 +732,7 @@ async def test_a_server_without_call_ids_has_the_whole_timeout(monkeypatch, call
             return await post(self, url, request, left, seconds, *rest, **more)
 
         monkeypatch.setattr(ToolServerClient, "_post", record)
-        settings = {"timeout_seconds": 8.0, "max_retries": 5, "max_connections": 1}
+        settings = {"timeout_seconds": 8.0, "outage_seconds": 8.0, "max_retries": 5, "max_connections": 1}
         async with ToolServerClient(parse_urls(server.url), **settings) as tools:
             await tools.call(ToolRequest("t", CALL))
 
@@ -848,16 +852,105 @@ async def test_a_call_does_not_wait_for_a_retry_after_its_timeout():
     answers = iter([web.Response(status=503, headers={"Retry-After": "61"}, text="full"), "[2]"])
     async with HttpTools(lambda call: next(answers)) as server:
         urls = parse_urls(server.url)
-        async with ToolServerClient(urls, timeout_seconds=60, max_retries=3, max_connections=1) as caller:
+        async with ToolServerClient(
+            urls, timeout_seconds=60, outage_seconds=60, max_retries=3, max_connections=1
+        ) as caller:
             with pytest.raises(ToolCallError, match="full"):
                 await caller.call(ToolRequest("t", CALL))
 
     assert (len(server.calls), caller.num_retries) == (1, 0)
 
 
+async def outcome_of(
+    answers: Iterator[Any], *, seconds: float = 0.3, outage_seconds: float = 60, max_retries: int = 0
+) -> str:
+    """Return a call's observation, or the cause and the message of its failure; an answer `!CAUSE` is 503 with that."""
+
+    def answer(call: dict[str, Any]) -> Any:
+        text = next(answers)
+        if not isinstance(text, str) or not text.startswith("!"):
+            return text
+        return web.json_response({"detail": "", "cause": text[1:]}, status=503)
+
+    async with HttpTools(answer) as server:
+        limits = {"timeout_seconds": seconds, "outage_seconds": outage_seconds, "max_retries": max_retries}
+        async with ToolServerClient(parse_urls(server.url), **limits, max_connections=1) as caller:
+            try:
+                return (await caller.call(ToolRequest("t", CALL))).text
+            except ToolCallError as error:
+                return f"{error.cause}: {error}"
+
+
+@pytest.mark.parametrize("cause", ["store_unavailable", "queue", "stale_claim", "sandbox"])
+async def test_an_outage_may_take_longer_than_a_call(cause):
+    answers = itertools.chain([f"!{cause}"] * 4, ["[2]"])
+
+    assert await outcome_of(answers) == "[2]"
+
+
+async def test_an_outage_ends_a_call_by_its_own_limit():
+    message = await outcome_of(itertools.repeat("!store_unavailable"), seconds=60, outage_seconds=0.3)
+
+    assert message.startswith("tool_server: ")
+    assert "store_unavailable" in message
+
+
+async def test_a_server_at_work_is_asked_again_and_that_is_no_retry():
+    answers = itertools.chain(["!call_in_progress"] * 3, ["[2]"])
+
+    assert await outcome_of(answers, seconds=30) == "[2]"
+
+
+async def test_a_server_at_work_for_longer_than_the_timeout_fails_the_call():
+    assert (await outcome_of(itertools.repeat("!call_in_progress"))).startswith("tool_timeout: ")
+
+
+async def test_a_call_whose_tool_was_ended_fails_at_once():
+    assert (await outcome_of(iter(["!timeout"]), seconds=60)).startswith("tool_timeout: ")
+
+
+async def test_a_broken_connection_is_a_retry_and_no_time_of_the_call():
+    def answers() -> Iterator[Any]:
+        for _ in range(3):
+            time.sleep(0.2)
+            yield ConnectionError()
+        yield "[2]"
+
+    assert await outcome_of(answers(), max_retries=3) == "[2]"
+
+
+@pytest.mark.parametrize(
+    ("health", "cause"),
+    [
+        ({"call_ids": True, "uptime_seconds": 60.0}, "tool_timeout"),
+        # It has started only since: the call was lost with the one before it.
+        ({"call_ids": True, "uptime_seconds": 0.0}, "tool_connection"),
+        (None, "tool_connection"),
+    ],
+)
+async def test_a_server_that_says_nothing_of_a_call_is_asked_for_its_health(monkeypatch, health, cause):
+    monkeypatch.setattr(client, "SILENCE_SECONDS", 0.2)
+    well, ended = [{"call_ids": True}], asyncio.Event()
+
+    async def handle(request: web.BaseRequest) -> web.Response:
+        if request.path == "/health" and (body := well.pop() if well else health) is not None:
+            return web.json_response(body)
+        await ended.wait()
+        return web.Response()
+
+    async with RawTestServer(handle) as server:
+        url, settings = str(server.make_url("/")), {"timeout_seconds": 0.4, "outage_seconds": 1.0, "max_retries": 3}
+        async with ToolServerClient(parse_urls(url), **settings, max_connections=8) as caller:
+            with pytest.raises(ToolCallError) as raised:
+                await caller.call(ToolRequest("t", CALL))
+        ended.set()
+
+    assert raised.value.cause == cause
+
+
 @pytest.mark.feature("verl-tool", "retries of calls and error texts")
 async def test_errors_are_observations_if_the_job_sets_on_tool_failure_to_text(new_harness):
-    harness = new_harness([CALL], dead_port(), toolCallTimeout=1.0, onToolFailure="text")
+    harness = new_harness([CALL], dead_port(), toolOutageTimeout=1.0, onToolFailure="text")
 
     result = await harness.play()
 
@@ -1023,7 +1116,7 @@ async def test_failed_calls_do_not_change_the_other_trajectories(new_harness):
         return web.Response(status=503, text="out of order") if name_of(call) in broken else "[2]"
 
     async with HttpTools(forced) as server:
-        harness = new_harness(answer, server, toolCallMaxRetries=0)
+        harness = new_harness(answer, server, toolCallMaxRetries=0, toolOutageTimeout=0.5)
         names = {f"uid0_{sample}_0": sample for sample in range(64)}
 
         undisturbed = {key: await harness.play(sample=sample) for key, sample in names.items()}
@@ -1048,7 +1141,9 @@ async def test_time_in_which_the_event_loop_stands_still_is_no_part_of_a_calls_t
 
     async with HttpTools(answer) as server:
         urls = parse_urls(server.url)
-        async with ToolServerClient(urls, timeout_seconds=1.5, max_retries=0, max_connections=1) as caller:
+        async with ToolServerClient(
+            urls, timeout_seconds=1.5, outage_seconds=1.5, max_retries=0, max_connections=1
+        ) as caller:
             assert (await caller.call(ToolRequest("t", CALL))).text == "[2]"
 
 
@@ -1056,6 +1151,8 @@ async def test_a_server_that_does_not_answer_ends_a_call_in_its_time():
     async with HttpTools(lambda call: "[2]") as hanging:
         hanging.may_answer.clear()
         urls = parse_urls(hanging.url)
-        async with ToolServerClient(urls, timeout_seconds=1.5, max_retries=0, max_connections=1) as caller:
-            with pytest.raises(ToolCallTimeoutError, match=r"did not answer within 1.5 s"):
+        async with ToolServerClient(
+            urls, timeout_seconds=1.5, outage_seconds=1.5, max_retries=0, max_connections=1
+        ) as caller:
+            with pytest.raises(ToolCallTimeoutError, match=r"did not answer within 3.5 s"):
                 await caller.call(ToolRequest("t", CALL))

@@ -145,7 +145,7 @@ def test_failed_calls_change_no_advantage_of_others_and_are_in_no_context(run, p
 
 @pytest.mark.nightly
 def test_too_many_failures_end_a_run_with_the_reason(run):
-    attempt = run.start("--set", "agent.toolServerUrl=http://127.0.0.1:9", "--set", "agent.toolCallTimeout=1")
+    attempt = run.start("--set", "agent.toolServerUrl=http://127.0.0.1:9", "--set", "agent.toolOutageTimeout=1")
 
     attempt.wait(code=1)
 

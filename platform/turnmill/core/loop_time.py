@@ -21,6 +21,8 @@ class LoopTime:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         """Seconds that are left."""
+        self.passed = 0.0
+        """Seconds of all waits so far, by the same clock."""
 
     async def wait(self, coroutine: Awaitable[ValueT], seconds: float) -> ValueT:
         """Return what a coroutine returns; after `seconds`, or what is left, cancel it and raise TimeoutError."""
@@ -33,6 +35,7 @@ class LoopTime:
                 done, _ = await asyncio.wait({task}, timeout=piece)
                 passed = min(loop.time() - started, piece)
                 self.seconds -= passed
+                self.passed += passed
                 if done:
                     return task.result()
                 limit -= piece

@@ -124,10 +124,13 @@ class ToolAgent(BaseAgent):
     """Trajectories in flight at once, over all workers; null sets no limit."""
 
     tool_call_timeout: float = Field(default=30, gt=0, le=86_400)
-    """Seconds for a tool call, including retries on other servers and the waits between them."""
+    """Seconds for a tool call, on one server or several; time in which none can work on it does not count."""
+
+    tool_outage_timeout: float = Field(default=240, gt=0, le=86_400)
+    """Seconds for which a tool call waits, in all, for servers or a trajectory store that are away."""
 
     tool_call_max_retries: int = Field(default=5, ge=0, le=1000)
-    """Retries of a tool call within `toolCallTimeout`, besides those of calls that no server took."""
+    """Retries of a tool call, besides those of calls that no server took."""
 
     on_tool_failure: Literal["fail", "text"] = "fail"
     """Effect of a tool call that fails after all retries: `fail` ends the trajectory as `failed`, without a part in

@@ -1,12 +1,21 @@
 """Journals: records of the turns of episodes in flight, kept outside the process that plays them."""
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from turnmill.core.errors import OvertakenError, RunFailedError, StaleClaimError, StoreError
+from turnmill.core.errors import (
+    InferenceError,
+    OvertakenError,
+    RunFailedError,
+    StaleClaimError,
+    StoreError,
+    StoreUnavailableError,
+    ToolCallConnectionError,
+    ToolCallError,
+    ToolCallTimeoutError,
+)
 from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.episode_id import EpisodeId
@@ -16,7 +25,11 @@ from turnmill.trajectories.address import with_password
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.journal import JournaledTrajectory, TrajectoryJournal
 
-STORE_SECONDS, DELETE_SECONDS, START_SECONDS = 10.0, 1.0, 60.0
+STORE_SECONDS, AGAIN_SECONDS, START_SECONDS = 10.0, 1.0, 60.0
+"""Time for a write, for one after another that failed, and for what an attempt begins with."""
+
+AWAY = frozenset(each.cause for each in (ToolCallConnectionError, ToolCallTimeoutError, ToolCallError, InferenceError))
+"""Causes of failures at which another attempt can go on: a server was away."""
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +104,8 @@ class StoreJournal:
     """Records turns in the trajectory store.
 
     Every episode that the store has is resumed: an attempt begins by deleting those of policies that it does not have
-    (`forget_newer_policies`). While the store cannot be reached, episodes continue without being recorded; tools detect
-    the failure themselves.
+    (`forget_newer_policies`). While the store cannot be reached, episodes continue, and what they could not write goes
+    with the next turn; tools detect the failure themselves.
     """
 
     def __init__(self, journal: TrajectoryJournal) -> None:
@@ -103,6 +116,12 @@ class StoreJournal:
 
         self._overtaken: set[str] = set()
         """Episodes that another process now plays."""
+
+        self._interrupted: set[str] = set()
+        """Episodes that failed as a server was away."""
+
+        self._behind: set[str] = set()
+        """Episodes whose last turns the store did not take in time."""
 
         self.num_resumed = 0
         self.num_failed_writes = 0
@@ -128,6 +147,7 @@ class StoreJournal:
             return ResumedEpisode(episode.trajectory_id)
         self._incomplete.discard(episode.name)
         self._overtaken.discard(episode.name)
+        self._interrupted.discard(episode.name)
         self._trajectories[episode.name] = trajectory
         self.num_resumed += bool(trajectory.turns)
         return ResumedEpisode(trajectory.metadata.trajectory_id, trajectory.turns)
@@ -138,14 +158,20 @@ class StoreJournal:
         if trajectory is None:
             await self._delete_incomplete()
             return
+        seconds = AGAIN_SECONDS if episode.name in self._behind else STORE_SECONDS
         try:
             self._trajectories[episode.name] = await self._journal.append(
-                trajectory, turn, deadline=deadline_in(STORE_SECONDS)
+                trajectory, turn, deadline=deadline_in(seconds)
             )
+            self._behind.discard(episode.name)
         except StaleClaimError as error:
             del self._trajectories[episode.name]
             self._overtaken.add(episode.name)
             raise OvertakenError(f"{episode.name} is played elsewhere: {error}") from error
+        except StoreUnavailableError as error:
+            self._trajectories[episode.name] = trajectory.with_unsent(turn)
+            self._behind.add(episode.name)
+            self._count_failed_write(episode, error)
         except StoreError as error:
             # Recording later turns would leave a gap.
             del self._trajectories[episode.name]
@@ -153,10 +179,17 @@ class StoreJournal:
             self._count_failed_write(episode, error)
 
     async def finish(self, episode: EpisodeInFlight, outcome: TrajectoryOutcome) -> None:
-        """Mark an episode as finished, or delete it if it failed, so that it is repeated from its first turn."""
+        """Mark an episode as finished, or delete it if it failed, so that it is repeated from its first turn.
+
+        One that failed as a server was away stays: another attempt, if this one fails as well, goes on with it.
+        """
         await self._delete_incomplete()
         trajectory = self._trajectories.pop(episode.name, None)
+        self._behind.discard(episode.name)
         if trajectory is None or trajectory.finished:
+            return
+        if outcome.cause in AWAY:
+            self._interrupted.add(episode.name)
             return
         try:
             if outcome.stop_reason == "failed":
@@ -173,7 +206,8 @@ class StoreJournal:
 
     def is_resumable(self, episode: EpisodeInFlight) -> bool:
         """Return True if the store has the episode as unfinished, or another process plays it."""
-        return any(episode.name in names for names in (self._trajectories, self._incomplete, self._overtaken))
+        places = self._trajectories, self._incomplete, self._overtaken, self._interrupted
+        return any(episode.name in names for names in places)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -183,7 +217,7 @@ class StoreJournal:
         """Delete incomplete episodes, which a later attempt would resume before turns that its tools have executed."""
         for name in list(self._incomplete):
             try:
-                await self._journal.delete(name, deadline=deadline_in(DELETE_SECONDS))
+                await self._journal.delete(name, deadline=deadline_in(AGAIN_SECONDS))
             except StaleClaimError:
                 # The later attempt has taken it over.
                 pass
@@ -202,13 +236,22 @@ def create_journal(config: RunConfig) -> Journal:
     return NoJournal() if journal is None else StoreJournal(journal)
 
 
-def forget_newer_policies(config: RunConfig, version: int) -> None:
+async def forget_newer_policies(config: RunConfig, version: int) -> None:
     """Delete episodes with turns of policies after the version with which this attempt begins.
 
     They are of an attempt that got further; this one's policies after that version are others. Raises RunFailedError if
     the store cannot be reached, as those episodes would be resumed.
     """
-    asyncio.run(_forget_newer_policies(config, version))
+    journal = _journal_in_store(config)
+    if journal is None:
+        return
+    try:
+        if deleted := await journal.delete_newer(version, deadline=deadline_in(START_SECONDS)):
+            log.info("Episodes of other policies deleted", extra={"episodes": deleted, "after_version": version})
+    except StoreError as error:
+        raise RunFailedError(str(error), "store") from error
+    finally:
+        await journal.close()
 
 
 async def forget_trained(config: RunConfig, *, step: int, checkpoint: int, ahead: int) -> None:
@@ -228,19 +271,6 @@ async def forget_trained(config: RunConfig, *, step: int, checkpoint: int, ahead
                 continue
             if episode.validate or not checkpoint < episode.step <= checkpoint + 1 + ahead:
                 await journal.delete(name, deadline=deadline)
-    finally:
-        await journal.close()
-
-
-async def _forget_newer_policies(config: RunConfig, version: int) -> None:
-    journal = _journal_in_store(config)
-    if journal is None:
-        return
-    try:
-        if deleted := await journal.delete_newer(version, deadline=deadline_in(START_SECONDS)):
-            log.info("Episodes of other policies deleted", extra={"episodes": deleted, "after_version": version})
-    except StoreError as error:
-        raise RunFailedError(str(error), "store") from error
     finally:
         await journal.close()
 

@@ -132,7 +132,8 @@ def job_of(
 def tool_job(environment: Mapping[str, object] | None = None, **agent: object) -> AgentTrainingJob:
     """Return a job of an agent that calls a tool between <py> and </py>."""
     return job_of(
-        {"type": "tool", "stopTokens": ["</py>"], "maxTurns": 1, "toolCallTimeout": 5.0} | agent,
+        {"type": "tool", "stopTokens": ["</py>"], "maxTurns": 1, "toolCallTimeout": 5.0, "toolOutageTimeout": 5.0}
+        | agent,
         environment or {"name": "arithmetic"},
         algorithm={"type": "grpo"},
         tasksPerStep=4,

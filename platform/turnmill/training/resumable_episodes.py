@@ -19,6 +19,7 @@ class ResumableEpisodes:
 
     def __init__(self, config: RunConfig, job: AgentTrainingJob, run_dir: Path, executor: ThreadPoolExecutor) -> None:
         self._config = config
+        self._has_store = config.turnmill.get("store_url") is not None
         self._checkpoints = run_dir / "checkpoints"
         self._executor = executor
         training = job.spec.training
@@ -27,12 +28,12 @@ class ResumableEpisodes:
 
     def begin(self, version: int) -> None:
         """Delete episodes of policies after the version with which this attempt begins. Raises RunFailedError."""
-        forget_newer_policies(self._config, version)
+        asyncio.run(forget_newer_policies(self._config, version))
 
     def after_step(self, step: int) -> None:
         """Delete, in the background, episodes of this step and of earlier ones."""
         # A store that is slow or away is asked once at a time; the next step deletes what this one leaves.
-        if self._forgetting is None or self._forgetting.done():
+        if self._has_store and (self._forgetting is None or self._forgetting.done()):
             self._forgetting = self._executor.submit(self._forget, step)
 
     def _forget(self, step: int) -> None:

@@ -17,6 +17,8 @@ from turnmill.runs.server_process import require_access
 BODY = {"trajectory_ids": ["t"], "actions": ["count"]}
 SECRET = "0123456789abcdef0123456789abcdef"
 
+PATIENT = {"timeout_seconds": 60, "outage_seconds": 60, "max_retries": 3, "max_connections": 1}
+
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_the_loop_sends_the_token_of_its_environment(
@@ -26,7 +28,7 @@ def test_the_loop_sends_the_token_of_its_environment(
     server = new_server("--tool_type", "trial", "--token-file", str(tmp_path / "token"), "--uvi_workers", workers)
 
     async def call() -> str:
-        async with ToolServerClient([server.url], timeout_seconds=60, max_retries=3, max_connections=1) as client:
+        async with ToolServerClient([server.url], **PATIENT) as client:
             return (await client.call(ToolRequest("t", "count"))).text
 
     with pytest.raises(ToolCallRefusedError, match="answered 401"):

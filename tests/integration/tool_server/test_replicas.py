@@ -17,6 +17,8 @@ from turnmill.rollout.tool_agent.client import ToolRequest, ToolServerClient
 from turnmill.testing.agent_loops import END, TOKENIZER, ToolLoopHarness, tool_job
 from turnmill.testing.policies import Request
 
+PATIENT = {"timeout_seconds": 60, "outage_seconds": 60, "max_retries": 3, "max_connections": 1}
+
 
 @pytest.fixture
 def pair(new_server: NewServer, redis_url: str) -> list[ServerProcess]:
@@ -108,7 +110,7 @@ def test_a_poison_call_kills_two_servers_at_most(
             assert lost.exception() is not None
 
     async def call() -> None:
-        async with ToolServerClient([servers[2].url], timeout_seconds=60, max_retries=3, max_connections=1) as client:
+        async with ToolServerClient([servers[2].url], **PATIENT) as client:
             await client.call(ToolRequest("t", "hold", {"call_id": "1"}))
 
     with pytest.raises(ToolCallPoisonError, match="answered 409"):

@@ -1,29 +1,29 @@
 """Client of tool servers: calls go to any of several servers with retries, and take effect once."""
 
-import json
+import math
 import os
-import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import aiohttp
 
-from turnmill.core.errors import (
-    LostWriteError,
-    PoisonCallError,
-    ToolCallConnectionError,
-    ToolCallError,
-    ToolCallLostWriteError,
-    ToolCallPoisonError,
-    ToolCallRefusedError,
-    ToolCallTimeoutError,
-    ToolRaisedError,
-)
+from turnmill.core.errors import ToolCallConnectionError, ToolCallError, ToolCallRefusedError, ToolRaisedError
 from turnmill.core.loop_time import LoopTime
 from turnmill.rollout.tool_agent.replies import Reply, ToolReply, parse_reply
+from turnmill.rollout.tool_agent.server_errors import (
+    RETRYABLE_STATUSES,
+    AtWorkError,
+    NotDeliveredError,
+    SilentError,
+    TimeIsUpError,
+    backoff_seconds,
+    json_object,
+    may_have_arrived,
+    require_success,
+)
 from turnmill.rollout.tool_agent.tracing import CallStages, trace_config
 
 ENDPOINT, HEALTH = "/get_observation", "/health"
@@ -34,25 +34,19 @@ TOKEN, TOKEN_URL = "TURNMILL_TOOL_SERVER_TOKEN", "TURNMILL_TOOL_SERVER_URL"
 Without the latter it is for all servers that a job names.
 """
 
-INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.05, 2.0
 CONNECT_SECONDS = 5.0
 FINISH_SECONDS = 5.0
 HEALTH_SECONDS = 5.0
-NO_LIMIT = aiohttp.ClientTimeout(total=None)
-# Statuses of temporary errors of the server or a proxy.
-RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-REFUSING_STATUSES = frozenset({429, 503})
-"""Statuses of a server or proxy that has not begun with a call."""
 
+ANSWER_SECONDS = 10.0
+"""How long a server may work on a call before it says so: one that hangs must leave time for another."""
+
+SILENCE_SECONDS = 2.0
+"""How much later an answer may come, as a busy machine stands still now and then."""
+
+NO_LIMIT = aiohttp.ClientTimeout(total=None)
 # All of C0 but tab, line feed and carriage return.
 _CONTROL = {code: None for code in range(32) if chr(code) not in "\t\n\r"}
-
-
-_FINAL_ERRORS: Mapping[str, type[ToolCallRefusedError]] = {
-    PoisonCallError.cause: ToolCallPoisonError,
-    LostWriteError.cause: ToolCallLostWriteError,
-}
-"""Errors of tool servers that end a trajectory, by their cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +85,23 @@ def authorization(url: str) -> dict[str, str]:
 
 
 class ToolServerClient:
-    """Calls tools on equal servers; a retry goes to the next one."""
+    """Calls tools on equal servers; a retry goes to the next one.
 
-    def __init__(self, urls: Sequence[str], *, timeout_seconds: float, max_retries: int, max_connections: int) -> None:
+    `timeout_seconds` bounds the work on a call, `outage_seconds` the time in which no server can do it.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        timeout_seconds: float,
+        outage_seconds: float,
+        max_retries: int,
+        max_connections: int,
+    ) -> None:
         self.urls = tuple(urls)
         self._timeout = timeout_seconds
+        self._outage = outage_seconds
         self._max_retries = max_retries
         self._max_connections = max_connections
         self._session: aiohttp.ClientSession | None = None
@@ -118,38 +124,58 @@ class ToolServerClient:
             self._session = None
 
     async def call(self, request: ToolRequest) -> ToolReply:
-        """Return the reply to an action. Raises ToolCallError when the timeout or the retries are used up.
+        """Return the reply to an action. Raises ToolCallError when times or retries are used up.
 
-        What no server took, as nobody listened or it said that it had no room or no store, is sent again until the
-        timeout, and does not count as a retry: an outage ends calls by their time alone. A server that does not know
-        calls by their `call_id` would execute a repeat again. So a call to it has the whole timeout, and is sent again
-        only if the server did not get it.
+        A server says every few seconds that it is still at work, which the timeout bounds, or that it waits for its
+        store. The time of the latter, of broken connections, and of servers that take no call counts as an outage; what
+        no server took is no retry. One that says nothing, but answers when asked for its health, has lost the call:
+        that is time at work. A server that does not know calls by their `call_id` would execute a repeat again. So a
+        call to it has the whole timeout, and is sent again only if the server did not get it.
         """
-        started, left = time.monotonic(), LoopTime(self._timeout)
+        started, left, outage = time.monotonic(), self._timeout, self._outage
         server = self._next = (self._next + 1) % len(self.urls)
         attempt = taken = 0
         while True:
-            # A server that hangs must leave time for another.
-            seconds = left.seconds if taken == self._max_retries else max(left.seconds / 2, min(left.seconds, 1.0))
-            stages, url, repeatable = CallStages(), self.urls[server], True
+            stages, clock, url, repeatable = CallStages(), LoopTime(math.inf), self.urls[server], True
+            seconds = self._seconds_of_attempt(left, taken)
             try:
-                repeatable = await self._is_repeatable(url, left, min(HEALTH_SECONDS, seconds))
-                seconds = seconds if repeatable else left.seconds
-                reply = await self._post(url, request, left, seconds, stages, reuse_connection=repeatable)
+                repeatable = await self._is_repeatable(url, clock)
+                if repeatable:
+                    limits = {"X-Answer-Seconds": _header(seconds), "X-Deadline-Seconds": _header(left)}
+                    reply = await self._post(url, request, clock, seconds + SILENCE_SECONDS, stages, headers=limits)
+                else:
+                    # A server may close a connection that waits, just as a call is sent over it.
+                    reply = await self._post(url, request, clock, left, stages, headers={"Connection": "close"})
                 return parse_reply(reply, stages, seconds=time.monotonic() - started)
-            except (ToolCallRefusedError, ToolRaisedError):
+            except (ToolCallRefusedError, ToolRaisedError, TimeIsUpError):
                 raise
-            except ToolCallError as error:
-                may_have_arrived = _may_have_arrived(error)
-                if may_have_arrived and (not repeatable or taken == self._max_retries):
-                    raise
-                attempt, taken = attempt + 1, taken + may_have_arrived
-                backoff = _backoff_seconds(attempt, error)
-                if backoff >= left.seconds:
-                    raise
-                await left.sleep(backoff)
+            except ToolCallError as failure:
+                error = failure
+            if isinstance(error, SilentError) and repeatable and not await self._is_well(url, clock.passed):
+                error = NotDeliveredError(str(error))
+            if may_have_arrived(error) and not isinstance(error, AtWorkError):
+                if not repeatable or taken == self._max_retries:
+                    raise error
+                taken += 1
+            attempt += 1
+            pause = max(0.0, backoff_seconds(attempt, error) - clock.passed)
+            if isinstance(error, AtWorkError | SilentError):
+                # What came later than it was due may have come from elsewhere.
+                left -= min(clock.passed, seconds) + pause
+            else:
+                outage -= clock.passed + pause
+            if left <= 0 or outage <= 0:
+                raise error
+            await clock.sleep(pause)
+            if not isinstance(error, AtWorkError):
                 self.num_retries += 1
                 server = (server + 1) % len(self.urls)
+
+    def _seconds_of_attempt(self, left: float, taken: int) -> float:
+        """Return how long a server may work on a call before it says so, if so many servers have taken it before."""
+        if taken == self._max_retries:
+            return left
+        return min(ANSWER_SECONDS, left if taken else max(left / 2, min(left, 1.0)))
 
     async def finish(self, trajectory_id: str) -> bool:
         """Release a trajectory at the servers; return whether one of them confirmed it."""
@@ -165,34 +191,46 @@ class ToolServerClient:
             return True
         return False
 
-    async def _is_repeatable(self, url: str, left: LoopTime, seconds: float) -> bool:
+    async def _is_repeatable(self, url: str, clock: LoopTime) -> bool:
         """Return whether a server executes a call once, however often it gets it. Raises ToolCallError."""
         if url not in self._knows_call_ids:
-            health = url.removesuffix(ENDPOINT) + HEALTH
-
-            async def ask() -> tuple[int, bytes]:
-                async with self._open_session().get(health, headers=authorization(url), timeout=NO_LIMIT) as response:
-                    return response.status, await response.read()
-
-            try:
-                status, raw = await left.wait(ask(), seconds)
-            except (aiohttp.ClientError, OSError) as error:
-                raise _NotDeliveredError(f"{health}: {str(error) or type(error).__name__}") from error
-            if status in RETRYABLE_STATUSES:
-                raise _NotDeliveredError(f"{health} answered {status}")
-            self._knows_call_ids[url] = _json_object(raw).get("call_ids") is True
+            self._knows_call_ids[url] = (await self._health(url, clock)).get("call_ids") is True
         return self._knows_call_ids[url]
+
+    async def _is_well(self, url: str, seconds: float) -> bool:
+        """Return whether a server is there, and has been for so many seconds."""
+        try:
+            health = await self._health(url, LoopTime(SILENCE_SECONDS))
+        except ToolCallError:
+            return False
+        uptime = health.get("uptime_seconds")
+        return not isinstance(uptime, int | float) or uptime >= seconds
+
+    async def _health(self, url: str, clock: LoopTime) -> Mapping[str, object]:
+        health = url.removesuffix(ENDPOINT) + HEALTH
+
+        async def ask() -> tuple[int, bytes]:
+            async with self._open_session().get(health, headers=authorization(url), timeout=NO_LIMIT) as response:
+                return response.status, await response.read()
+
+        try:
+            status, raw = await clock.wait(ask(), HEALTH_SECONDS)
+        except (aiohttp.ClientError, OSError) as error:
+            raise NotDeliveredError(f"{health}: {str(error) or type(error).__name__}") from error
+        if status in RETRYABLE_STATUSES:
+            raise NotDeliveredError(f"{health} answered {status}")
+        return json_object(raw)
 
     async def _post(
         self,
         url: str,
         request: ToolRequest,
-        left: LoopTime,
+        clock: LoopTime,
         seconds: float,
         stages: CallStages,
         *,
         finish: bool = False,
-        reuse_connection: bool = True,
+        headers: Mapping[str, str] | None = None,
     ) -> Reply:
         body = {
             "trajectory_ids": [request.trajectory_id],
@@ -206,21 +244,20 @@ class ToolServerClient:
             async with self._open_session().post(
                 url,
                 json=without_control_characters(body),
-                # A server may close a connection that waits, just as a call is sent over it.
-                headers=authorization(url) | ({} if reuse_connection else {"Connection": "close"}),
+                headers=authorization(url) | dict(headers or {}),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(CONNECT_SECONDS, seconds)),
                 trace_request_ctx=stages,
             ) as response:
                 raw = await response.read()
-                _require_success(url, response, raw)
+                require_success(url, response, raw)
                 return await response.json(content_type=None), response.headers, len(raw)
 
         try:
-            return await left.wait(exchange(), seconds)
+            return await clock.wait(exchange(), seconds)
         except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
-            raise _NotDeliveredError(f"{url} took no connection: {error}") from error
+            raise NotDeliveredError(f"{url} took no connection: {error}") from error
         except TimeoutError as error:
-            raise ToolCallTimeoutError(f"{url} did not answer within {seconds:.3g} s") from error
+            raise SilentError(f"{url} did not answer within {seconds:.3g} s") from error
         except ValueError as error:
             raise ToolCallError(f"{url} answered no JSON: {error}") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -233,56 +270,5 @@ class ToolServerClient:
         return self._session
 
 
-class _RetryableError(ToolCallError):
-    """A temporary error of a server, which may ask for seconds to wait before a retry."""
-
-    def __init__(self, message: str, status: int, retry_after: float) -> None:
-        super().__init__(message)
-        self.status = status
-        self.retry_after = retry_after
-
-
-class _NotDeliveredError(ToolCallConnectionError):
-    """The server did not get the call."""
-
-
-def _may_have_arrived(error: ToolCallError) -> bool:
-    """Return True if the server may have executed the call."""
-    if isinstance(error, _RetryableError):
-        return error.status not in REFUSING_STATUSES
-    return not isinstance(error, _NotDeliveredError)
-
-
-def _require_success(url: str, response: aiohttp.ClientResponse, raw: bytes) -> None:
-    if response.status == 200:
-        return
-    message = f"{url} answered {response.status}: {raw[:300].decode(errors='replace')}"
-    if response.status not in RETRYABLE_STATUSES:
-        raise _FINAL_ERRORS.get(_cause(raw), ToolCallRefusedError)(message)
-    try:
-        retry_after = float(response.headers.get("Retry-After", 0))
-    except ValueError:
-        retry_after = 0.0
-    raise _RetryableError(message, response.status, retry_after)
-
-
-def _cause(raw: bytes) -> str:
-    """Return the cause of a failure as a tool server names it; empty if another program answered."""
-    return str(_json_object(raw).get("cause", ""))
-
-
-def _json_object(raw: bytes) -> dict[str, Any]:
-    """Return the object in a body; an empty one if it is something else."""
-    try:
-        body = json.loads(raw)
-    except ValueError:
-        return {}
-    return body if isinstance(body, dict) else {}
-
-
-def _backoff_seconds(attempt: int, error: ToolCallError) -> float:
-    """Return the time before a retry: exponential backoff with jitter, or longer if the server asks for it."""
-    retry_after = error.retry_after if isinstance(error, _RetryableError) else 0.0
-    backed_off = min(MAX_BACKOFF_SECONDS, INITIAL_BACKOFF_SECONDS * 2 ** (attempt - 1))
-    jittered: float = backed_off * random.uniform(0.5, 1.5)
-    return max(retry_after, jittered)
+def _header(seconds: float) -> str:
+    return f"{max(seconds, 0.001):.3f}"

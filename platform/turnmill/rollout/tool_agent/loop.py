@@ -74,6 +74,7 @@ class ToolLoop(AgentLoopBase):
         return ToolServerClient(
             parse_urls(urls),
             timeout_seconds=self.agent.tool_call_timeout,
+            outage_seconds=self.agent.tool_outage_timeout,
             max_retries=self.agent.tool_call_max_retries,
             max_connections=self.agent.max_concurrent_trajectories or 0,
         )
