@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -270,19 +271,15 @@ ACTIONS = {
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-async def test_a_killed_environment_of_any_kind_fails_only_its_own_episode(processes, name):
+async def test_a_killed_environment_of_any_kind_goes_on_in_another_process(processes, name):
     settings = WorkerSettings(name=name, max_turns=10)
     victim, bystander = processes.create(settings), processes.create(settings)
-    opening = await victim.reset(seed=2)
-    await bystander.reset(seed=2)
-    os.kill(victim.pid, signal.SIGKILL)
+    assert await victim.reset(seed=2) == await bystander.reset(seed=2)
 
-    with pytest.raises(EnvironmentFailedError, match="killed by SIGKILL"):
-        await victim.act("ACTION: 1")
-
-    assert await victim.reset(seed=2) == opening
     for action in ACTIONS[name]:
+        os.kill(victim.pid, signal.SIGKILL)
         result = await victim.act(f"ACTION: {action}")
+
         assert result.valid
         assert result == await bystander.act(f"ACTION: {action}")
 
@@ -331,40 +328,99 @@ async def test_an_interpreter_without_turnmill_is_reported(tmp_path):
         server.close()
 
 
-async def test_a_killed_process_fails_only_its_own_episode(processes):
-    victim, bystander = processes.hostile(), processes.hostile()
-    await victim.reset(seed=0)
-    await bystander.reset(seed=0)
-    os.kill(victim.pid, signal.SIGKILL)
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+async def test_a_process_that_a_signal_ends_or_stops_is_replaced(processes, end):
+    process = processes.hostile()
+    await process.reset(seed=3)
+    await process.act(LOOK)
+    first_pid = process.pid
+    os.kill(first_pid, end)
 
-    with pytest.raises(EnvironmentFailedError, match="killed by SIGKILL"):
-        await victim.act(LOOK)
+    assert (await process.act(LOOK)).observation == "seed 3 step 2"
+    assert (await process.act(LOOK)).observation == "seed 3 step 3"
+    assert process.pid != first_pid
+    await wait_for_the_end_of(first_pid)
 
-    assert (await bystander.act(LOOK)).observation == "seed 0 step 1"
 
-
-async def test_the_failure_of_a_process_that_ended_earlier_states_how_it_ended(processes):
+async def test_a_process_that_ended_before_its_episode_is_asked_is_replaced(processes):
     process = processes.hostile()
     await process.reset(seed=0)
+    await process.act(LOOK)
     victim = psutil.Process(process.pid)
     victim.kill()
     await asyncio.to_thread(victim.wait, 30)
 
-    with pytest.raises(EnvironmentFailedError, match="killed by SIGKILL"):
-        await process.act(LOOK)
+    assert (await process.act(WIN)).observation == "seed 0 step 2"
 
 
-async def test_a_killed_fork_server_is_started_again(processes):
+async def test_a_process_that_is_killed_between_two_episodes_is_replaced(processes):
     process = processes.hostile()
     await process.reset(seed=0)
-    os.kill(processes.fork_server.pid, signal.SIGKILL)
-
-    await wait_for_the_end_of(process.pid)
-
-    with pytest.raises(EnvironmentFailedError, match="died without an error message"):
-        await process.act(LOOK)
+    os.kill(process.pid, signal.SIGKILL)
 
     assert (await process.reset(seed=1)).observation == "seed 1 step 0"
+
+
+async def test_an_action_that_kills_two_processes_fails_the_episode(processes):
+    process = processes.hostile(on_step="is_killed")
+    await process.reset(seed=0)
+    await process.act(LOOK)
+    num_forks = processes.fork_server._last_key
+
+    with pytest.raises(EnvironmentFailedError, match="was killed by SIGABRT"):
+        await process.act(MISBEHAVE)
+
+    assert processes.fork_server._last_key == num_forks + 1
+
+
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> WorkerSettings:
+    """An environment whose observations are not the same in another process."""
+    (tmp_path / "forgetful.py").write_text(
+        "import os\n"
+        "from turnmill.environments.base import StepResult\n"
+        "from support.environments import Hostile\n"
+        "class Forgetful(Hostile):\n"
+        "    def step(self, action):\n"
+        "        return StepResult(f'process {os.getpid()}')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    return WorkerSettings(name="forgetful:Forgetful")
+
+
+async def test_an_episode_that_comes_out_otherwise_when_it_is_replayed_fails(processes, forgetful):
+    process = processes.create(forgetful)
+    await process.reset(seed=0)
+    await process.act(LOOK)
+    os.kill(process.pid, signal.SIGKILL)
+
+    with pytest.raises(EnvironmentFailedError, match="came out otherwise when they were replayed"):
+        await process.act(LOOK)
+    with pytest.raises(EnvironmentFailedError, match="reset it first"):
+        await process.act(LOOK)
+
+
+async def test_environments_go_on_after_their_fork_server_is_killed(processes):
+    running = [processes.hostile() for _ in range(3)]
+    for process in running:
+        await process.reset(seed=0)
+        await process.act(LOOK)
+    os.kill(processes.fork_server.pid, signal.SIGKILL)
+    for process in running:
+        await wait_for_the_end_of(process.pid)
+
+    results = await asyncio.gather(*(process.act(LOOK) for process in running))
+
+    assert [result.observation for result in results] == ["seed 0 step 2"] * 3
+
+
+async def test_a_limit_does_not_count_time_in_which_this_process_stands_still(processes):
+    process = processes.hostile(step_seconds=1.5)
+    await process.reset(seed=0)
+    asyncio.get_running_loop().call_later(0.01, lambda: time.sleep(2))
+    os.kill(process.pid, signal.SIGKILL)
+
+    assert (await process.act(LOOK)).observation == "seed 0 step 1"
 
 
 async def test_a_cancelled_call_leaves_no_reply_for_the_next_call(processes):

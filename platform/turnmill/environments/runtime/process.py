@@ -1,4 +1,7 @@
-"""Environments in processes of their own: one that dies, hangs or sends invalid replies fails one episode only."""
+"""Environments in processes of their own: one that hangs or sends invalid replies fails one episode only.
+
+One that is killed or stopped from outside fails none: another process plays its turns again and goes on.
+"""
 
 import asyncio
 import base64
@@ -7,13 +10,15 @@ import json
 import logging
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from turnmill.core.activity import is_stopped
 from turnmill.core.errors import EnvironmentFailedError
+from turnmill.core.loop_time import give_up
 from turnmill.environments.rendering import from_png
 from turnmill.environments.runtime.episode import ActionResult, ResetResult
 from turnmill.environments.runtime.fork_server import ForkServer, shared_fork_server
@@ -21,9 +26,16 @@ from turnmill.environments.runtime.worker import LENGTH, WorkerSettings, encode
 
 log = logging.getLogger(__name__)
 
+LOOK_SECONDS = 1.0
+"""How often a process that does not answer is looked at: a signal may have stopped it."""
+
 _CLOSE_SECONDS = 1.0
 
 Reply = TypeVar("Reply")
+
+
+class EnvironmentLostError(EnvironmentFailedError):
+    """The process of an environment was killed or stopped by a signal, or its fork server has died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +44,19 @@ class RestoredEpisode:
 
     reset_result: ResetResult
     results: tuple[ActionResult, ...]
+
+
+@dataclass(slots=True)
+class _Episode:
+    """What another process needs to go on with an episode."""
+
+    seed: int
+    next_seed: int | None
+    opening: int
+    """Hash of the first observation, and of the result of each response."""
+
+    responses: list[str] = field(default_factory=list)
+    results: list[int] = field(default_factory=list)
 
 
 _RESET_RESULT = TypeAdapter(ResetResult)
@@ -43,7 +68,8 @@ class EnvironmentProcess:
     """Client of one environment process, which is replaced by a fresh one after a failure.
 
     Every failure kills the process and raises EnvironmentFailedError, which ends the episode; the next reset starts a
-    fresh process. Calls must not overlap.
+    fresh process. A process that a signal has killed or stopped may not be to blame: another one replays the episode
+    and takes the request, once. Calls must not overlap.
     """
 
     def __init__(
@@ -64,6 +90,7 @@ class EnvironmentProcess:
 
         self._fork_server = fork_server or shared_fork_server(settings.python)
         self._key: int | None = None
+        self._episode: _Episode | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
@@ -72,17 +99,25 @@ class EnvironmentProcess:
 
         `next_seed` is the seed of the reset after this one, which is prepared while the episode goes on.
         """
-        if self._writer is None:
-            await self._start()
-        request = {"do": "reset", "seed": seed, "next_seed": next_seed}
-        return await self._request(request, self.reset_timeout_seconds, _RESET_RESULT)
+        try:
+            opening = await self._reset(seed, next_seed)
+        except EnvironmentLostError:
+            opening = await self._reset(seed, next_seed)
+        self._episode = _Episode(seed, next_seed, hash(opening.observation))
+        return opening
 
     async def act(self, response_text: str) -> ActionResult:
         """Execute the action in a response."""
-        if self._writer is None:
+        if (episode := self._episode) is None:
             raise EnvironmentFailedError(f"{self._name} has no episode: reset it first.")
-        request = {"do": "act", "response": response_text}
-        return await self._request(request, self.step_timeout_seconds, _ACTION_RESULT)
+        try:
+            result = await self._act(response_text)
+        except EnvironmentLostError:
+            await self._replay(episode)
+            result = await self._act(response_text)
+        episode.responses.append(response_text)
+        episode.results.append(_hash(result))
+        return result
 
     async def restore(self, seed: int, responses: Sequence[str]) -> RestoredEpisode:
         """Replay an episode from its seed and its responses so far, to resume it after a crash of the trainer."""
@@ -132,6 +167,32 @@ class EnvironmentProcess:
         task = self.settings.task
         return f"The environment {self.settings.name}" + (f" ({task})" if task else "")
 
+    async def _reset(self, seed: int, next_seed: int | None) -> ResetResult:
+        if self._writer is None:
+            await self._start()
+        request = {"do": "reset", "seed": seed, "next_seed": next_seed}
+        return await self._request(request, self.reset_timeout_seconds, _RESET_RESULT)
+
+    async def _act(self, response_text: str) -> ActionResult:
+        request = {"do": "act", "response": response_text}
+        return await self._request(request, self.step_timeout_seconds, _ACTION_RESULT)
+
+    async def _replay(self, episode: _Episode) -> None:
+        """Play an episode's turns so far in a fresh process.
+
+        Raises EnvironmentFailedError if they come out otherwise.
+        """
+        log.info("Environment replaced", extra={"environment": self.settings.name, "turns": len(episode.responses)})
+        opening = await self._reset(episode.seed, episode.next_seed)
+        equal = hash(opening.observation) == episode.opening
+        for response, result in zip(episode.responses, episode.results, strict=True):
+            equal = equal and _hash(await self._act(response)) == result
+        if not equal:
+            self._fail(
+                "was replaced, and its turns came out otherwise when they were replayed: it is not deterministic"
+            )
+        self._episode = episode
+
     async def _start(self) -> None:
         self._key, connection = self._fork_server.fork(self.settings)
         try:
@@ -144,30 +205,45 @@ class EnvironmentProcess:
             self._discard()
             raise
         if not isinstance(pid := message.get("ready"), int):
-            self._fail(_failure(message))
+            self._fail(_failure(message), lost=_is_killed(message))
         self.pid = pid
 
     async def _request(self, request: Mapping[str, object], timeout_seconds: float, reply: TypeAdapter[Reply]) -> Reply:
-        assert self._writer is not None
         try:
-            async with asyncio.timeout(timeout_seconds):
-                self._writer.write(encode(request))
-                # Where the fork server has died as well, reading tells it.
-                with contextlib.suppress(ConnectionError):
-                    await self._writer.drain()
-                message = await self._receive()
-        except TimeoutError:
-            self._fail(f"did not answer {request['do']!r} within {timeout_seconds:g} s")
+            message = await self._answer(request, timeout_seconds)
         except BaseException:
             # Also when cancelled: a late reply would be taken for the reply to the next request.
             self._discard()
             raise
         if "result" not in message:
-            self._fail(_failure(message))
+            self._fail(_failure(message), lost=_is_killed(message))
         try:
             return reply.validate_python(message["result"])
         except ValidationError as error:
             self._fail(f"sent an invalid reply to {request['do']!r}: {error.errors()[0]['msg']}")
+
+    async def _answer(self, request: Mapping[str, object], seconds: float) -> dict[str, object]:
+        """Send a request and return the answer, for which it waits while this process itself does not stand still."""
+        exchange, left = asyncio.ensure_future(self._exchange(request)), seconds
+        try:
+            while left > 0:
+                done, _ = await asyncio.wait({exchange}, timeout=min(left, LOOK_SECONDS))
+                if done:
+                    return exchange.result()
+                left -= LOOK_SECONDS
+                if self.pid is not None and is_stopped(self.pid):
+                    self._fail("was stopped by a signal", lost=True)
+            self._fail(f"did not answer {request['do']!r} within {seconds:g} s")
+        finally:
+            await give_up(exchange)
+
+    async def _exchange(self, request: Mapping[str, object]) -> dict[str, object]:
+        assert self._writer is not None
+        self._writer.write(encode(request))
+        # Where the fork server has died as well, reading tells it.
+        with contextlib.suppress(ConnectionError):
+            await self._writer.drain()
+        return await self._receive()
 
     async def _receive(self) -> dict[str, object]:
         assert self._reader is not None
@@ -177,26 +253,35 @@ class EnvironmentProcess:
                 self._fail(f"announced a reply of {size} bytes, more than the {self.max_reply_bytes} allowed")
             message = json.loads(await self._reader.readexactly(size))
         except (asyncio.IncompleteReadError, ConnectionError):
-            self._fail("died without an error message")
+            self._fail("died without an error message", lost=True)
         except ValueError:
             self._fail("sent a reply that is not JSON")
         if not isinstance(message, dict):
             self._fail("sent a reply that is not a JSON object")
         return message
 
-    def _fail(self, reason: str) -> NoReturn:
+    def _fail(self, reason: str, *, lost: bool = False) -> NoReturn:
         log.warning(
             "Environment failed", extra={"environment": self.settings.name, "what": reason, "environment_pid": self.pid}
         )
         self._discard()
-        raise EnvironmentFailedError(f"{self._name} {reason}.")
+        raise (EnvironmentLostError if lost else EnvironmentFailedError)(f"{self._name} {reason}.")
 
     def _discard(self) -> None:
         if self._key is not None:
             self._fork_server.kill(self._key)
         if self._writer is not None:
             self._writer.transport.abort()
-        self._key = self._reader = self._writer = self.pid = None
+        self._key = self._reader = self._writer = self.pid = self._episode = None
+
+
+def _hash(result: ActionResult) -> int:
+    return hash((result.observation, result.reward, result.terminated, result.truncated))
+
+
+def _is_killed(message: Mapping[str, object]) -> bool:
+    exit_code = message.get("exited")
+    return isinstance(exit_code, int) and exit_code < 0
 
 
 def _failure(message: Mapping[str, object]) -> str:
