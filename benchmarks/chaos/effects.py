@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 EFFECTS_VARIABLE = "CHAOS_EFFECTS"
@@ -19,6 +20,11 @@ TURNS = 4
 def reward_of(text: str) -> float:
     """Return a number between 0 and 1 by a hash of all that was said in a conversation."""
     return int(hashlib.blake2b(text.encode(), digest_size=8).hexdigest(), 16) % 1000 / 999
+
+
+def digest_of(said: Sequence[str]) -> str:
+    """Return what stands for all that was said in a conversation."""
+    return hashlib.blake2b(json.dumps(list(said)).encode(), digest_size=8).hexdigest()
 
 
 def take_effect(trajectory: str, call: int, key: str) -> None:

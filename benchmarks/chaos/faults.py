@@ -50,6 +50,7 @@ PARTS = {
     "agent loop": "a worker of agent loops",
     "tool server": "the tool server",
     "store": "the trajectory store",
+    "environment": "a process in which an environment runs",
 }
 
 FAULTS = (

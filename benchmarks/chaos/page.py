@@ -13,7 +13,15 @@ from results_file import ROOT
 PAGE = ROOT / "docs" / "chaos.md"
 PICTURES = ROOT / "docs" / "images" / "chaos"
 COLOURS = {"ended": "#4c9f70", "gave up": "#d08c3f", "hung": "#b5484b", "too long": "#b5484b"}
-TITLES = {"turnmill": "turnmill", "verl": "plain verl", "verifiers": "verifiers"}
+TITLES = {
+    "turnmill": "turnmill",
+    "turnmill-environment": "turnmill, an agent in environments",
+    "verl": "plain verl",
+    "verifiers": "verifiers",
+}
+SINGLE_FAULTS = {"turnmill-environment"}
+"""Systems that no faults come to at a cadence."""
+
 AHEAD = {"turnmill-async": "turnmill, rollout ahead of learning"}
 """Titles of what runs with faults at a cadence alone."""
 
@@ -56,6 +64,9 @@ Systems start again {RETRIES} times at most:
   60` (by default 600) and `toolCallTimeout: 5` (by default 30; a call takes 0.4). Else everything is
   as by default: the run starts its tool server and its store, and has another one of the benchmark's only where calls
   or the store are to fail.
+- **turnmill, an agent in environments**: an agent of type `verlog`, for the faults of a process in which an
+  environment runs. The environment has the effect, and takes every response for an action; its name for a call is a
+  hash of all that was said. Turns that are replayed in another process have it again, and count as calls repeated.
 - **plain verl**: `verl.trainer.main_ppo` with its `ToolAgentLoop` and a `BaseTool`, `trainer.save_freq=1` and
   `trainer.resume_mode=auto`, in a loop of the shell that starts it again when it fails. Nothing watches whether it
   goes on. The model is the same, and so is the CPU platform, which comes from turnmill's package
@@ -97,8 +108,8 @@ LIMITS = """\
 - As weights do not change, a policy whose weights were handed over in part would not be noticed; whether the run goes
   on is.
 - A turn whose text was being generated when a process died leaves no line, and is not among the turns lost.
-- That an environment's process dies is not in the list: this task has none
-  (`tests/integration/test_environment_process.py` has, for turnmill).
+- Plain verl and verifiers have no process of its own for an environment: what kills theirs kills the agent loop worker,
+  or the program that evaluates.
 - An effect outside of a store, such as the line in the file, cannot be made to happen exactly once by any system that
   repeats calls: if a tool server is killed between the effect and the record of it, the call is repeated. A key helps
   where the service that is called knows such keys. What turnmill keeps in its store takes effect once.
@@ -140,7 +151,8 @@ def page(results: Sequence[Result], cadences: Sequence[CadenceResult] = ()) -> s
     parts = [INTRODUCTION]
     for system, own in _by_system(results).items():
         parts += [_section(system, own) if own else f"## {TITLES[system]}\n\nNot run on this code.\n", "\n"]
-    parts += [cadence_page.section(cadences, TITLES | AHEAD), "\n", _faults(), "\n", LIMITS.format(not_run=NOT_RUN)]
+    repeated = {system: title for system, title in (TITLES | AHEAD).items() if system not in SINGLE_FAULTS}
+    parts += [cadence_page.section(cadences, repeated), "\n", _faults(), "\n", LIMITS.format(not_run=NOT_RUN)]
     return "".join(parts).rstrip() + "\n"
 
 

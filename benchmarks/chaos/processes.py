@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +23,18 @@ def describe(pid: int) -> str:
         return f"{Path(f'/proc/{pid}/comm').read_text().strip()} {words}"
     except OSError:
         return ""
+
+
+def children_among(pids: Sequence[int]) -> list[int]:
+    """Return those of the processes that another of them has started."""
+    return [pid for pid in pids if _parent(pid) in pids]
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def resident_kilobytes(pid: int) -> int:

@@ -16,6 +16,7 @@ RETRIES, CADENCE_RETRIES = 3, 100
 MODULES = {
     "turnmill": "chaos.turnmill_system",
     "turnmill-async": "chaos.turnmill_async_system",
+    "turnmill-environment": "chaos.turnmill_environment_system",
     "verl": "chaos.verl_system",
     "verifiers": "chaos.verifiers_system",
 }
@@ -108,4 +109,10 @@ def system(name: str) -> System:
 def faults_of(name: str) -> list[Fault]:
     """Return the faults of parts that a system has."""
     parts = system(name).parts
-    return [each for each in FAULTS if each.part in ("", *parts) and ("store" in parts or not each.needs_store)]
+    return [
+        each
+        for each in FAULTS
+        if each.part in ("", *parts)
+        and ("store" in parts or not each.needs_store)
+        and ("tool server" in parts or not each.needs_proxy)
+    ]

@@ -68,6 +68,20 @@ def test_groups_of_repeated_faults(chaos):
     assert names["kill store"] == {"kill store"}
 
 
+@pytest.mark.parametrize(
+    ("system", "some", "none"),
+    [
+        ("turnmill", {"kill store", "store slow", "calls fail"}, {"kill environment"}),
+        ("turnmill-environment", {"kill environment", "stop environment"}, {"kill store", "store slow", "calls fail"}),
+    ],
+)
+def test_a_system_has_the_faults_of_its_parts(chaos, system, some, none):
+    names = {fault.name for fault in chaos.systems.faults_of(system)}
+
+    assert some | {"disk full", "clock step"} <= names
+    assert not names & none
+
+
 def test_a_repeated_fault_is_over_before_half_of_the_time_to_the_next(chaos):
     seconds = {
         name: [chaos.faults.lasting(chaos.faults.fault(name), every) for every in (10.0, 60.0)]

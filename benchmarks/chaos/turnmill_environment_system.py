@@ -1,0 +1,74 @@
+"""turnmill: an agent of type `verlog`, whose environments run in processes of their own."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from chaos.effects import TURNS, digest_of
+from chaos.measures import Played
+from chaos.processes import children_among, find
+from chaos.systems import GROUP_SIZE, TASKS_PER_STEP, Given
+from chaos.turnmill_system import STALL_SECONDS, Turnmill
+
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog
+
+JOB = f"""
+apiVersion: turnmill.dev/v1alpha1
+kind: AgentTrainingJob
+metadata: {{{{name: chaos}}}}
+spec:
+  retries: {{retries}}
+  model: {{{{path: {{model}}}}}}
+  agent:
+    {{{{type: verlog, groupSize: {GROUP_SIZE}, maxTurns: {TURNS}, prompt: "chaos.game:prompt", maxPromptTokens: 32,
+      maxResponseTokens: 8}}}}
+  environment: {{{{name: "chaos.game:Game", count: {TASKS_PER_STEP * GROUP_SIZE}, binaryReward: false}}}}
+  algorithm: {{{{type: gigpo, minibatchTasks: {TASKS_PER_STEP}, actorLearningRate: 1.0e-30, weightDecay: 0}}}}
+  training:
+    {{{{steps: {{steps}}, tasksPerStep: {TASKS_PER_STEP}, checkpointEvery: 1, stallTimeoutSeconds: {STALL_SECONDS},
+      seed: {{seed}}, validation: {{{{episodes: 0}}}}}}}}
+  resources: {{{{device: cpu}}}}
+"""
+
+
+class TurnmillWithEnvironments(Turnmill):
+    """turnmill, where the environment is what turns have their effect on."""
+
+    parts: Mapping[str, str] = {"environment": r"environments\.runtime\.fork_server_main"}
+    tool_server: Sequence[str] = ()
+
+    def __init__(self) -> None:
+        super().__init__("turnmill-environment")
+        self._folder = Path()
+        self._names: dict[str, str] = {}
+
+    def command(self, given: Given) -> tuple[list[str], Mapping[str, str]]:
+        """Return `turnmill run`."""
+        self._folder = given.folder
+        job = given.folder / "job.yaml"
+        job.write_text(
+            JOB.format(steps=given.steps, seed=given.seed, retries=given.retries, model=self.model().resolve())
+        )
+        return [sys.executable, "-m", "turnmill.cli.main", "run", str(job), "--output", str(given.folder / "run")], {}
+
+    def processes(self, part: str) -> list[int]:
+        """Return the environments: they bear the name of the server that they were forked from."""
+        return children_among(find(self.parts[part]))
+
+    def played(self, folder: Path) -> Mapping[str, Played]:
+        """Return the trajectories of the log; its advantages are those of turns."""
+        log = TrajectoryLog(RunFolder(folder / "run"))
+        episodes = [e for e in log.read_episodes() if e.turns[0].step <= self.steps(folder)]
+        return {e.name: Played(e.reward, e.failed_cause is None and e.outcome != "failed") for e in episodes}
+
+    def name_of(self, trajectory: str) -> str:
+        """Return the name of the episode in which exactly this has been said."""
+        if not self._names:
+            for episode in TrajectoryLog(RunFolder(self._folder / "run")).read_episodes():
+                said = [str(episode.turns[0].seed), *(turn.action for turn in episode.turns)]
+                self._names |= {digest_of(said[: length + 1]): episode.name for length in range(1, len(said))}
+        return self._names.get(trajectory, trajectory)
+
+
+SYSTEM = TurnmillWithEnvironments()
