@@ -97,8 +97,10 @@ class Stillness:
 
 
 def show_activity() -> None:
-    """Start a thread that runs several times a second, whatever the others wait for."""
-    threading.Thread(target=_run_now_and_then, daemon=True, name=_THREAD).start()
+    """Start a thread that runs several times a second, whatever the others wait for, and is known by its name."""
+    named = threading.Event()
+    threading.Thread(target=_run_now_and_then, args=(named,), daemon=True, name=_THREAD).start()
+    named.wait()
 
 
 def shows_activity(pid: int) -> bool:
@@ -106,8 +108,9 @@ def shows_activity(pid: int) -> bool:
     return any((task / "comm").read_text().strip() == _THREAD for task in Path(f"/proc/{pid}/task").iterdir())
 
 
-def _run_now_and_then() -> None:
+def _run_now_and_then(named: threading.Event) -> None:
     # Python names threads for itself alone.
     ctypes.CDLL(None).prctl(_PR_SET_NAME, _THREAD.encode(), 0, 0, 0)
+    named.set()
     while True:
         time.sleep(PULSE_SECONDS)

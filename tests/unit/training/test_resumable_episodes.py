@@ -15,7 +15,7 @@ from turnmill.training import checkpoints, resumable_episodes
 from turnmill.training.checkpoints import RunState
 from turnmill.training.resumable_episodes import ResumableEpisodes
 
-CONFIG = OmegaConf.create({"turnmill": {}})
+CONFIG = OmegaConf.create({"turnmill": {"store_url": "redis://127.0.0.1:1"}})
 
 
 @pytest.fixture
@@ -44,6 +44,13 @@ def test_what_the_newest_checkpoint_and_rollout_ahead_of_learning_need_is_kept(t
         episodes.after_step(5)
 
     assert asked == [{"step": 4, "checkpoint": 0, "ahead": ahead}, {"step": 5, "checkpoint": 5, "ahead": ahead}]
+
+
+def test_a_run_without_a_store_asks_none(tmp_path: Path, asked):
+    with ThreadPoolExecutor(1) as executor:
+        ResumableEpisodes(OmegaConf.create({"turnmill": {}}), parse_job(tool_job()), tmp_path, executor).after_step(4)
+
+    assert asked == []
 
 
 def test_a_store_that_does_not_answer_is_asked_once_at_a_time_and_holds_no_step(tmp_path: Path, monkeypatch):
