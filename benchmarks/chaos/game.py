@@ -6,7 +6,6 @@ from typing import ClassVar
 from chaos.effects import TOOL_SECONDS, TURNS, digest_of, reward_of, take_effect
 
 from turnmill.environments.base import Environment, StepResult
-from turnmill.rollout.verlog.memory import Memory
 
 
 class Game(Environment):
@@ -38,8 +37,3 @@ class Game(Environment):
     def instruction_prompt(self) -> str:
         """Return nothing."""
         return ""
-
-
-def prompt(memory: Memory, instructions: str) -> list[dict[str, str]]:
-    """Return the observation alone."""
-    return [{"role": "user", "content": memory.observation}]

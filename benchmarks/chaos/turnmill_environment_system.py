@@ -21,8 +21,8 @@ spec:
   retries: {{retries}}
   model: {{{{path: {{model}}}}}}
   agent:
-    {{{{type: verlog, groupSize: {GROUP_SIZE}, maxTurns: {TURNS}, prompt: "chaos.game:prompt", maxPromptTokens: 32,
-      maxResponseTokens: 8}}}}
+    {{{{type: verlog, groupSize: {GROUP_SIZE}, maxTurns: {TURNS}, prompt: "chaos.game_prompt:prompt",
+      temperature: 2, maxPromptTokens: 32, maxResponseTokens: 16}}}}
   environment: {{{{name: "chaos.game:Game", count: {TASKS_PER_STEP * GROUP_SIZE}, binaryReward: false}}}}
   algorithm: {{{{type: gigpo, minibatchTasks: {TASKS_PER_STEP}, actorLearningRate: 1.0e-30, weightDecay: 0}}}}
   training:
@@ -30,6 +30,7 @@ spec:
       seed: {{seed}}, validation: {{{{episodes: 0}}}}}}}}
   resources: {{{{device: cpu}}}}
 """
+"""A high temperature, as two trajectories of a group that have said the same cannot be told apart."""
 
 
 class TurnmillWithEnvironments(Turnmill):

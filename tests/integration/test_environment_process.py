@@ -361,6 +361,28 @@ async def test_a_process_that_is_killed_between_two_episodes_is_replaced(process
     assert (await process.reset(seed=1)).observation == "seed 1 step 0"
 
 
+async def test_a_process_that_is_stopped_before_its_environment_is_ready_is_replaced(
+    processes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    (tmp_path / "stopping.py").write_text(
+        "import os, pathlib, signal\n"
+        "from support.environments import Hostile\n"
+        "class Stopping(Hostile):\n"
+        "    def __init__(self, *arguments):\n"
+        "        super().__init__(*arguments)\n"
+        "        try:\n"
+        f"            pathlib.Path({str(tmp_path)!r}, 'stopped').touch(exist_ok=False)\n"
+        "            os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "        except FileExistsError:\n"
+        "            pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert (
+        await processes.create(WorkerSettings(name="stopping:Stopping")).reset(seed=2)
+    ).observation == "seed 2 step 0"
+
+
 async def test_an_action_that_kills_two_processes_fails_the_episode(processes):
     process = processes.hostile(on_step="is_killed")
     await process.reset(seed=0)
@@ -394,20 +416,21 @@ async def test_an_episode_that_comes_out_otherwise_when_it_is_replayed_fails(pro
     await process.act(LOOK)
     os.kill(process.pid, signal.SIGKILL)
 
-    with pytest.raises(EnvironmentFailedError, match="came out otherwise when they were replayed"):
+    with pytest.raises(EnvironmentFailedError, match="came out otherwise when replayed"):
         await process.act(LOOK)
     with pytest.raises(EnvironmentFailedError, match="reset it first"):
         await process.act(LOOK)
 
 
-async def test_environments_go_on_after_their_fork_server_is_killed(processes):
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+async def test_environments_go_on_after_their_fork_server_is_killed_or_stopped(processes, end):
     running = [processes.hostile() for _ in range(3)]
     for process in running:
         await process.reset(seed=0)
         await process.act(LOOK)
-    os.kill(processes.fork_server.pid, signal.SIGKILL)
+    os.kill(processes.fork_server.pid, end)
     for process in running:
-        await wait_for_the_end_of(process.pid)
+        os.kill(process.pid, signal.SIGKILL)
 
     results = await asyncio.gather(*(process.act(LOOK) for process in running))
 

@@ -16,6 +16,7 @@ import sys
 import threading
 from pathlib import Path
 
+from turnmill.core.activity import is_stopped
 from turnmill.core.errors import EnvironmentFailedError
 from turnmill.environments.runtime.fork_server_main import MAX_COMMAND_BYTES
 from turnmill.environments.runtime.worker import WorkerSettings
@@ -76,6 +77,16 @@ class ForkServer:
             if self._control is not None:
                 with contextlib.suppress(OSError):
                     self._control.send(json.dumps({"kill": key}).encode())
+
+    def kill_if_stopped(self) -> None:
+        """Kill the server, and with it every environment process, if a signal has stopped it.
+
+        A server that is stopped neither starts nor kills a process, and does not say how one ended.
+        """
+        with self._lock:
+            if self._process is not None and is_stopped(self._process.pid):
+                log.warning("The fork server of environments was stopped by a signal and is killed")
+                self._process.kill()
 
     def close(self) -> None:
         """Stop the server and with it every environment process."""

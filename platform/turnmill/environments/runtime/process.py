@@ -3,39 +3,25 @@
 One that is killed or stopped from outside fails none: another process plays its turns again and goes on.
 """
 
-import asyncio
 import base64
 import contextlib
-import json
 import logging
-import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn, TypeVar
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from turnmill.core.activity import is_stopped
 from turnmill.core.errors import EnvironmentFailedError
-from turnmill.core.loop_time import give_up
 from turnmill.environments.rendering import from_png
+from turnmill.environments.runtime.connection import EnvironmentLostError, ProcessConnection
 from turnmill.environments.runtime.episode import ActionResult, ResetResult
 from turnmill.environments.runtime.fork_server import ForkServer, shared_fork_server
-from turnmill.environments.runtime.worker import LENGTH, WorkerSettings, encode
+from turnmill.environments.runtime.worker import WorkerSettings
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
-"""How often a process that does not answer is looked at: a signal may have stopped it."""
-
 _CLOSE_SECONDS = 1.0
-
-Reply = TypeVar("Reply")
-
-
-class EnvironmentLostError(EnvironmentFailedError):
-    """The process of an environment was killed or stopped by a signal, or its fork server has died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +71,14 @@ class EnvironmentProcess:
         self.step_timeout_seconds = step_timeout_seconds
         self.reset_timeout_seconds = reset_timeout_seconds
         self.max_reply_bytes = max_reply_bytes
-        self.pid: int | None = None
-        """Process id; None while no process runs."""
-
         self._fork_server = fork_server or shared_fork_server(settings.python)
-        self._key: int | None = None
+        self._connection = ProcessConnection(settings, self._fork_server, max_reply_bytes=max_reply_bytes)
         self._episode: _Episode | None = None
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None while no process runs."""
+        return self._connection.pid
 
     async def reset(self, seed: int, *, next_seed: int | None = None) -> ResetResult:
         """Start the episode of a seed, in a fresh process if none runs.
@@ -108,8 +94,9 @@ class EnvironmentProcess:
 
     async def act(self, response_text: str) -> ActionResult:
         """Execute the action in a response."""
-        if (episode := self._episode) is None:
-            raise EnvironmentFailedError(f"{self._name} has no episode: reset it first.")
+        episode = self._episode
+        if episode is None or not self._connection.is_open:
+            raise self._without_episode()
         try:
             result = await self._act(response_text)
         except EnvironmentLostError:
@@ -125,15 +112,14 @@ class EnvironmentProcess:
 
     async def check(self) -> None:
         """Start the process and end it. Raises EnvironmentFailedError if the environment cannot be created."""
-        if self._writer is None:
-            await self._start()
+        await self._start()
         await self.close()
 
     async def render(self) -> np.ndarray:
         """Draw the current state as an array of shape (height, width, 3), uint8."""
-        if self._writer is None:
-            raise EnvironmentFailedError(f"{self._name} has no episode: reset it first.")
-        picture = await self._request({"do": "render"}, self.step_timeout_seconds, _PICTURE)
+        if not self._connection.is_open:
+            raise self._without_episode()
+        picture = await self._connection.ask({"do": "render"}, self.step_timeout_seconds, _PICTURE)
         return from_png(base64.b64decode(picture))
 
     async def render_frames(self, seed: int, responses: Sequence[str]) -> list[np.ndarray]:
@@ -157,25 +143,23 @@ class EnvironmentProcess:
 
     async def close(self) -> None:
         """End the process."""
-        if self._writer is not None:
+        if self._connection.is_open:
             with contextlib.suppress(EnvironmentFailedError):
-                await self._request({"do": "close"}, _CLOSE_SECONDS, TypeAdapter(None))
-        self._discard()
+                await self._connection.ask({"do": "close"}, _CLOSE_SECONDS, TypeAdapter(None))
+        self._connection.discard()
 
-    @property
-    def _name(self) -> str:
-        task = self.settings.task
-        return f"The environment {self.settings.name}" + (f" ({task})" if task else "")
+    async def _start(self) -> None:
+        if not self._connection.is_open:
+            await self._connection.open(self.reset_timeout_seconds)
 
     async def _reset(self, seed: int, next_seed: int | None) -> ResetResult:
-        if self._writer is None:
-            await self._start()
+        await self._start()
         request = {"do": "reset", "seed": seed, "next_seed": next_seed}
-        return await self._request(request, self.reset_timeout_seconds, _RESET_RESULT)
+        return await self._connection.ask(request, self.reset_timeout_seconds, _RESET_RESULT)
 
     async def _act(self, response_text: str) -> ActionResult:
         request = {"do": "act", "response": response_text}
-        return await self._request(request, self.step_timeout_seconds, _ACTION_RESULT)
+        return await self._connection.ask(request, self.step_timeout_seconds, _ACTION_RESULT)
 
     async def _replay(self, episode: _Episode) -> None:
         """Play an episode's turns so far in a fresh process.
@@ -188,110 +172,11 @@ class EnvironmentProcess:
         for response, result in zip(episode.responses, episode.results, strict=True):
             equal = equal and _hash(await self._act(response)) == result
         if not equal:
-            self._fail(
-                "was replaced, and its turns came out otherwise when they were replayed: it is not deterministic"
-            )
-        self._episode = episode
+            self._connection.fail("was replaced, and its turns came out otherwise when replayed: make it deterministic")
 
-    async def _start(self) -> None:
-        self._key, connection = self._fork_server.fork(self.settings)
-        try:
-            async with asyncio.timeout(self.reset_timeout_seconds):
-                self._reader, self._writer = await asyncio.open_unix_connection(sock=connection)
-                message = await self._receive()
-        except TimeoutError:
-            self._fail(f"did not start within {self.reset_timeout_seconds:g} s")
-        except BaseException:
-            self._discard()
-            raise
-        if not isinstance(pid := message.get("ready"), int):
-            self._fail(_failure(message), lost=_is_killed(message))
-        self.pid = pid
-
-    async def _request(self, request: Mapping[str, object], timeout_seconds: float, reply: TypeAdapter[Reply]) -> Reply:
-        try:
-            message = await self._answer(request, timeout_seconds)
-        except BaseException:
-            # Also when cancelled: a late reply would be taken for the reply to the next request.
-            self._discard()
-            raise
-        if "result" not in message:
-            self._fail(_failure(message), lost=_is_killed(message))
-        try:
-            return reply.validate_python(message["result"])
-        except ValidationError as error:
-            self._fail(f"sent an invalid reply to {request['do']!r}: {error.errors()[0]['msg']}")
-
-    async def _answer(self, request: Mapping[str, object], seconds: float) -> dict[str, object]:
-        """Send a request and return the answer, for which it waits while this process itself does not stand still."""
-        exchange, left = asyncio.ensure_future(self._exchange(request)), seconds
-        try:
-            while left > 0:
-                done, _ = await asyncio.wait({exchange}, timeout=min(left, LOOK_SECONDS))
-                if done:
-                    return exchange.result()
-                left -= LOOK_SECONDS
-                if self.pid is not None and is_stopped(self.pid):
-                    self._fail("was stopped by a signal", lost=True)
-            self._fail(f"did not answer {request['do']!r} within {seconds:g} s")
-        finally:
-            await give_up(exchange)
-
-    async def _exchange(self, request: Mapping[str, object]) -> dict[str, object]:
-        assert self._writer is not None
-        self._writer.write(encode(request))
-        # Where the fork server has died as well, reading tells it.
-        with contextlib.suppress(ConnectionError):
-            await self._writer.drain()
-        return await self._receive()
-
-    async def _receive(self) -> dict[str, object]:
-        assert self._reader is not None
-        try:
-            (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-            if size > self.max_reply_bytes:
-                self._fail(f"announced a reply of {size} bytes, more than the {self.max_reply_bytes} allowed")
-            message = json.loads(await self._reader.readexactly(size))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            self._fail("died without an error message", lost=True)
-        except ValueError:
-            self._fail("sent a reply that is not JSON")
-        if not isinstance(message, dict):
-            self._fail("sent a reply that is not a JSON object")
-        return message
-
-    def _fail(self, reason: str, *, lost: bool = False) -> NoReturn:
-        log.warning(
-            "Environment failed", extra={"environment": self.settings.name, "what": reason, "environment_pid": self.pid}
-        )
-        self._discard()
-        raise (EnvironmentLostError if lost else EnvironmentFailedError)(f"{self._name} {reason}.")
-
-    def _discard(self) -> None:
-        if self._key is not None:
-            self._fork_server.kill(self._key)
-        if self._writer is not None:
-            self._writer.transport.abort()
-        self._key = self._reader = self._writer = self.pid = self._episode = None
+    def _without_episode(self) -> EnvironmentFailedError:
+        return EnvironmentFailedError(f"{self._connection.name} has no episode: reset it first.")
 
 
 def _hash(result: ActionResult) -> int:
     return hash((result.observation, result.reward, result.terminated, result.truncated))
-
-
-def _is_killed(message: Mapping[str, object]) -> bool:
-    exit_code = message.get("exited")
-    return isinstance(exit_code, int) and exit_code < 0
-
-
-def _failure(message: Mapping[str, object]) -> str:
-    if "error" in message:
-        return f"raised {message['error']}".rstrip(".")
-    exit_code = message.get("exited")
-    if not isinstance(exit_code, int):
-        return "sent a reply without a result"
-    if exit_code >= 0:
-        return f"exited with code {exit_code}"
-    with contextlib.suppress(ValueError):
-        return f"was killed by {signal.Signals(-exit_code).name}"
-    return f"was killed by signal {-exit_code}"

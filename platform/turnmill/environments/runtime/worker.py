@@ -59,12 +59,13 @@ def make_turn_environment(settings: WorkerSettings) -> TurnEnvironment:
 
 def serve(connection: socket.socket, settings: WorkerSettings) -> None:
     """Create the environment and answer requests until the connection is closed."""
+    connection.sendall(encode({"forked": os.getpid()}))
     try:
         environment = make_turn_environment(settings)
     except Exception as error:
         connection.sendall(encode({"error": _describe(error)}))
         return
-    connection.sendall(encode({"ready": os.getpid()}))
+    connection.sendall(encode({"ready": True}))
     preparation = _Preparation(environment.environment)
     with connection.makefile("rb") as requests:
         while header := requests.read(LENGTH.size):
