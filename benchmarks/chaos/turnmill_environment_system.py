@@ -22,7 +22,7 @@ spec:
   model: {{{{path: {{model}}}}}}
   agent:
     {{{{type: verlog, groupSize: {GROUP_SIZE}, maxTurns: {TURNS}, prompt: "chaos.game_prompt:prompt",
-      temperature: 2, maxPromptTokens: 32, maxResponseTokens: 16}}}}
+      maxPromptTokens: 32, maxResponseTokens: 8}}}}
   environment: {{{{name: "chaos.game:Game", count: {TASKS_PER_STEP * GROUP_SIZE}, binaryReward: false}}}}
   algorithm: {{{{type: gigpo, minibatchTasks: {TASKS_PER_STEP}, actorLearningRate: 1.0e-30, weightDecay: 0}}}}
   training:
@@ -30,7 +30,6 @@ spec:
       seed: {{seed}}, validation: {{{{episodes: 0}}}}}}}}
   resources: {{{{device: cpu}}}}
 """
-"""A high temperature, as two trajectories of a group that have said the same cannot be told apart."""
 
 
 class TurnmillWithEnvironments(Turnmill):
@@ -42,7 +41,7 @@ class TurnmillWithEnvironments(Turnmill):
     def __init__(self) -> None:
         super().__init__("turnmill-environment")
         self._folder = Path()
-        self._names: dict[str, str] = {}
+        self._names: dict[str, list[str]] = {}
 
     def command(self, given: Given) -> tuple[list[str], Mapping[str, str]]:
         """Return `turnmill run`."""
@@ -64,12 +63,14 @@ class TurnmillWithEnvironments(Turnmill):
         return {e.name: Played(e.reward, e.failed_cause is None and e.outcome != "failed") for e in episodes}
 
     def name_of(self, trajectory: str) -> str:
-        """Return the name of the episode in which exactly this has been said."""
+        """Return the name of the episode in which exactly this has been said; of several, each once, then the last."""
         if not self._names:
             for episode in TrajectoryLog(RunFolder(self._folder / "run")).read_episodes():
                 said = [str(episode.turns[0].seed), *(turn.action for turn in episode.turns)]
-                self._names |= {digest_of(said[: length + 1]): episode.name for length in range(1, len(said))}
-        return self._names.get(trajectory, trajectory)
+                for length in range(2, len(said) + 1):
+                    self._names.setdefault(digest_of(said[:length]), []).append(episode.name)
+        names = self._names.get(trajectory, [trajectory])
+        return names.pop(0) if len(names) > 1 else names[0]
 
 
 SYSTEM = TurnmillWithEnvironments()

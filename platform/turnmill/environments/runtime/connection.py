@@ -107,12 +107,16 @@ class ProcessConnection:
 
     async def _connect(self, end: socket.socket) -> None:
         self._reader, self._writer = await asyncio.open_unix_connection(sock=end)
-        message = await self._receive()
-        if isinstance(pid := message.get("forked"), int):
-            self.pid = pid
+        # The first is the fork server's, the second the process's own: either may come first.
+        forked = ready = False
+        while not (forked and ready):
             message = await self._receive()
-        if message.get("ready") is not True:
-            self.fail(_failure(message), lost=_is_killed(message))
+            if isinstance(pid := message.get("forked"), int):
+                self.pid, forked = pid, True
+            elif message.get("ready") is True:
+                ready = True
+            else:
+                self.fail(_failure(message), lost=_is_killed(message))
 
     async def _exchange(self, request: Mapping[str, object]) -> dict[str, object]:
         assert self._writer is not None

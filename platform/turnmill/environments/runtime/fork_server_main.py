@@ -96,6 +96,8 @@ class _Server:
             sys.path[:] = path or sys.path
             _become_worker(connection, settings, server_pid)
         self.pids[key], self.connections[key] = pid, connection
+        # Not by the child, which may be stopped before it says anything.
+        _send(connection, {"forked": pid})
 
     def _preload(self, name: str) -> None:
         """Import the environment's module before the fork, so that all children share its memory."""

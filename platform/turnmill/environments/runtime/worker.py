@@ -6,7 +6,6 @@ A message is its length in 4 bytes, big-endian, then that many bytes of JSON.
 import base64
 import contextlib
 import json
-import os
 import socket
 import struct
 import threading
@@ -59,7 +58,6 @@ def make_turn_environment(settings: WorkerSettings) -> TurnEnvironment:
 
 def serve(connection: socket.socket, settings: WorkerSettings) -> None:
     """Create the environment and answer requests until the connection is closed."""
-    connection.sendall(encode({"forked": os.getpid()}))
     try:
         environment = make_turn_environment(settings)
     except Exception as error:
