@@ -326,7 +326,7 @@ def train_one(example: str, seed: int) -> Result:
     warm_start, measured = one(job_of(example), run_dir, seed, *arguments)
     rows = list(RunFolder(run_dir).read_metrics())
     return Result(
-        example, seed, hash_of(example), present_commit(RESULTS), time.strftime("%Y-%m-%d", time.gmtime()),
+        example, seed, hash_of(example), present_commit(), time.strftime("%Y-%m-%d", time.gmtime()),
         exit_code=measured.exit_code,
         before=measured.summary.get("success_first"),
         after=measured.summary.get("success_final"),

@@ -158,7 +158,7 @@ def mutants_of(file: Path) -> Iterator[Mutant]:
 
 def try_mutants(mutants: Sequence[Mutant], num_processes: int) -> None:
     """Try mutants in parallel, each in a copy of the repository."""
-    commit, copies = present_commit(RESULTS), SimpleQueue[Copy]()
+    commit, copies = present_commit(), SimpleQueue[Copy]()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-")))
         for number in range(num_processes):

@@ -84,7 +84,7 @@ class Recorder:
     """A plugin of pytest that adds a line for every test that ends."""
 
     def __init__(self) -> None:
-        self._commit = present_commit(RESULTS)
+        self._commit = present_commit()
         self._seconds: dict[str, float] = {}
         self._failed: set[str] = set()
         self._skipped: set[str] = set()

@@ -70,7 +70,7 @@ def main() -> None:
 
 def run_all(folder: Path, names: Sequence[str], *, trains: bool) -> None:
     """Run the files whose names have one of these parts, and add a line for each."""
-    commit = present_commit(RESULTS)
+    commit = present_commit()
     with tempfile.TemporaryDirectory(prefix="originals-") as scratch:
         for outcome in outcomes(folder, names, Path(scratch), trains=trains):
             result = Result(

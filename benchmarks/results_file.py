@@ -23,11 +23,11 @@ def read_results(file: Path, kind: type[ResultT]) -> list[ResultT]:
     return [kind(**json.loads(line)) for line in lines]
 
 
-def present_commit(results: Path) -> str:
-    """Return the commit of the working tree, marked if files beside `results` have changed since."""
+def present_commit() -> str:
+    """Return the commit of the working tree, marked if anything but results has changed since."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
-    others = f":(exclude){results.relative_to(ROOT)}"
+    others = ":(exclude)benchmarks/results"
     return git("rev-parse", "--short", "HEAD") + ("-dirty" if git("status", "--porcelain", ".", others) else "")

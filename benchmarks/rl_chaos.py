@@ -71,7 +71,7 @@ def main() -> None:
 
 def run_all(options: argparse.Namespace) -> None:
     """Run each system undisturbed, and then with each fault and seed that this commit has no result of."""
-    commit = present_commit(RESULTS)
+    commit = present_commit()
     for name in options.systems:
         calm = undisturbed(name, options, commit)
         known = {(r.fault, r.seed) for r in latest() if (r.system, r.commit) == (name, commit)}

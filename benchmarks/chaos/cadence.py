@@ -22,7 +22,7 @@ LONGEST_SECONDS = 3600.0
 
 def run_all(options: argparse.Namespace) -> None:
     """Run each system undisturbed, and then at each cadence with each group of faults; again in each round."""
-    commit = present_commit(CADENCE_RESULTS)
+    commit = present_commit()
     for name in options.systems:
         system(name).prepare(RUNS)
         for number in range(options.rounds):

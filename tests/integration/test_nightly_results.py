@@ -67,7 +67,7 @@ import nightly_tests as nightly
 nightly.ROOT, nightly.TESTS = Path(), Path("tests").absolute()
 nightly.RESULTS, nightly.PAGE = Path("results.jsonl").absolute(), Path("nightly.md").absolute()
 nightly.CODE, nightly.DEPLOYED, nightly.PACKAGES = ("code",), (), "packages.txt"
-nightly.present_commit, nightly.NUM_PROCESSES = lambda results: "0a1b2c3", 0
+nightly.present_commit, nightly.NUM_PROCESSES = lambda: "0a1b2c3", 0
 nightly.main()
 """
 

@@ -177,7 +177,7 @@ def test_a_variant_is_trained_with_its_settings(learning, monkeypatch):
         return SimpleNamespace(seconds=1.0, cpu_seconds=1.0), measured
 
     monkeypatch.setitem(sys.modules, "main_job", SimpleNamespace(one=one))
-    monkeypatch.setattr(learning, "present_commit", lambda results: "0a1b2c3")
+    monkeypatch.setattr(learning, "present_commit", lambda: "0a1b2c3")
     (learning.ROOT / "runs" / "nightly").mkdir(parents=True)
     learning.train_one("babyai-goto-rloo-cpu", 0)
 
