@@ -1,6 +1,5 @@
 """turnmill: an agent of type `verlog`, whose environments run in processes of their own."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from chaos.measures import Played
 from chaos.processes import children_among, find
 from chaos.systems import GROUP_SIZE, TASKS_PER_STEP, Given
 from chaos.turnmill_system import STALL_SECONDS, Turnmill
+from chaos.turnmill_system import SYSTEM as TURNMILL
 
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
@@ -43,14 +43,9 @@ class TurnmillWithEnvironments(Turnmill):
         self._folder = Path()
         self._names: dict[str, list[str]] = {}
 
-    def command(self, given: Given) -> tuple[list[str], Mapping[str, str]]:
-        """Return `turnmill run`."""
-        self._folder = given.folder
-        job = given.folder / "job.yaml"
-        job.write_text(
-            JOB.format(steps=given.steps, seed=given.seed, retries=given.retries, model=self.model().resolve())
-        )
-        return [sys.executable, "-m", "turnmill.cli.main", "run", str(job), "--output", str(given.folder / "run")], {}
+    def model(self) -> Path:
+        """Return the folder of the model, which is that of the agent with tools."""
+        return TURNMILL.model()
 
     def processes(self, part: str) -> list[int]:
         """Return the environments: they bear the name of the server that they were forked from."""
@@ -71,6 +66,10 @@ class TurnmillWithEnvironments(Turnmill):
                     self._names.setdefault(digest_of(said[:length]), []).append(episode.name)
         names = self._names.get(trajectory, [trajectory])
         return names.pop(0) if len(names) > 1 else names[0]
+
+    def _job(self, given: Given) -> str:
+        self._folder = given.folder
+        return JOB.format(steps=given.steps, seed=given.seed, retries=given.retries, model=self.model().resolve())
 
 
 SYSTEM = TurnmillWithEnvironments()
