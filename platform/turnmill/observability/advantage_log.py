@@ -42,7 +42,7 @@ class AdvantageLog:
 
         schema = pa.schema({"episode": pa.string(), "advantage": pa.float64()})
         table = pa.table([list(advantages.keys()), list(advantages.values())], schema=schema)
-        with atomic_files.replacing(self._file(TRAJECTORIES, step)) as file:
+        with atomic_files.replacing(self._file(TRAJECTORIES, step), patience=atomic_files.PATIENCE) as file:
             parquet.write_table(table, file, compression="zstd")
 
     def write_tokens(self, step: int, turns: Iterable[TokenAdvantages]) -> None:
@@ -59,7 +59,7 @@ class AdvantageLog:
         if first is None:
             return
         with (
-            atomic_files.replacing(self._file(TOKENS, step)) as file,
+            atomic_files.replacing(self._file(TOKENS, step), patience=atomic_files.PATIENCE) as file,
             parquet.ParquetWriter(
                 file, first.schema, compression="zstd", use_dictionary=["episode"], write_statistics=["episode"]
             ) as writer,

@@ -65,11 +65,11 @@ def read_tail(path: Path, first_key: str, *, max_bytes: int) -> Iterator[dict[st
             yield record
 
 
-def append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Append objects to a file in one write."""
+def append(path: Path, records: Iterable[Mapping[str, Any]], *, patience: float = 0.0) -> None:
+    """Append objects to a file in one write; on a full disk, wait for so many seconds for room."""
     content = b"".join(map(encode, records))
     if content:
-        atomic_files.append(path, content)
+        atomic_files.append(path, content, patience=patience)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

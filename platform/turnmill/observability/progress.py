@@ -22,8 +22,12 @@ class Progress:
 
 
 def write_progress(folder: RunFolder, progress: Progress) -> None:
-    """Replace `progress.json` atomically."""
-    atomic_files.write_text(folder.progress, json.dumps(asdict(progress)), durable=False)
+    """Replace `progress.json` atomically; where the disk is full, it is left as it is."""
+    try:
+        atomic_files.write_text(folder.progress, json.dumps(asdict(progress)), durable=False)
+    except OSError as error:
+        if error.errno not in atomic_files.FULL:
+            raise
 
 
 def read_progress(folder: RunFolder) -> Progress | None:

@@ -184,8 +184,9 @@ class RunFolder:
         return f"{path.name}-{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
 
     def append_metrics(self, step: int, metrics: Mapping[str, object]) -> None:
-        """Append the metrics of one step."""
-        json_lines.append(self.metrics, [{"step": step, "time": time.time(), **metrics}])
+        """Append the metrics of one step; on a full disk, wait for room."""
+        row = {"step": step, "time": time.time(), **metrics}
+        json_lines.append(self.metrics, [row], patience=atomic_files.PATIENCE)
 
     def read_metrics(self) -> Iterator[MetricsRow]:
         """Yield the metrics of every step so far, each with its `step` and the `time` of writing."""
@@ -213,7 +214,7 @@ class RunFolder:
     def allow_silence(self, allowed: "Silence | None") -> None:
         """Set how long the next heartbeat may take, until further notice; None for the job's limit. Beats, too."""
         content = "" if allowed is None else f"{allowed.seconds:g} {allowed.setting}\n"
-        atomic_files.write_text(self.heartbeat, content, durable=False)
+        atomic_files.write_text(self.heartbeat, content, durable=False, patience=atomic_files.PATIENCE)
 
     def allowed_silence(self) -> "Silence | None":
         """Return how long the next heartbeat may take; None if that is the job's limit."""

@@ -9,6 +9,7 @@ from typing import Any
 from turnmill.core.trajectory import Turn
 from turnmill.observability import json_lines
 from turnmill.observability.advantage_log import AdvantageLog
+from turnmill.observability.atomic_files import PATIENCE
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_files import SUFFIX, TRAINING, VALIDATION, LogFile, is_sampled, turns_file
 
@@ -213,7 +214,7 @@ class TrajectoryLog:
             by_step[turn.step].append(turn)
         for step, of_step in by_step.items():
             kind = VALIDATION if validation else TRAINING
-            json_lines.append(self.path / turns_file(kind, step), map(_record, of_step))
+            json_lines.append(self.path / turns_file(kind, step), map(_record, of_step), patience=PATIENCE)
 
     def rewind(self, step: int) -> None:
         """Delete the records of later steps, before a run resumes from its checkpoint."""

@@ -14,13 +14,13 @@ import tempfile
 from pathlib import Path
 
 from turnmill.core.errors import RunFailedError
+from turnmill.observability.atomic_files import FULL
 
 STALE, STORAGE = "stale_attempt", "storage"
 CLAIM_VARIABLE = "TURNMILL_RUNS_CLAIM"
 """Environment variable with the name of the claim of run folders, for messages."""
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS}) | _FULL
+_NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS}) | FULL
 
 
 def claim(run_dir: Path, attempt: int) -> Path:
@@ -44,7 +44,7 @@ def _refusal(run_dir: Path, error: OSError) -> str:
     claim_name = os.environ.get(CLAIM_VARIABLE)
     where = f"{volume} (claim {claim_name})" if claim_name else str(volume)
     reason = error.strerror or str(error)
-    if error.errno in _FULL:
+    if error.errno in FULL:
         return f"{where} has no room for the run folder: {reason}. Delete run folders there, or enlarge the volume."
     return (
         f"{where} is not writable by user {os.getuid()}, group {os.getgid()}: {reason}. Let that user write to the "

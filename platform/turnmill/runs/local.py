@@ -1,6 +1,5 @@
 """A run on this machine: a Ray cluster of its own, supervision, and removal of everything it leaves."""
 
-import errno
 import logging
 import os
 import shutil
@@ -18,7 +17,7 @@ from types import FrameType
 from turnmill.core.errors import RunFailedError
 from turnmill.core.process_mark import NO_MARK, PROCESS_MARK
 from turnmill.jobs import AgentTrainingJob
-from turnmill.observability import logs
+from turnmill.observability import atomic_files, logs
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import VARIABLE, RunFolder
 from turnmill.runs import processes
@@ -152,7 +151,7 @@ def _full_disk_fails_the_attempt() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in atomic_files.FULL:
             raise
         # It may be that of the temporary folder.
         raise RunFailedError(

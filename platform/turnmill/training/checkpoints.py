@@ -72,7 +72,7 @@ def complete(root: Path, state: RunState, *, keep: int, run: Mapping[str, object
     atomic_files.flush_folder(folder)
     sizes = {name: (folder / name).stat().st_size for name in _files(folder)}
     marker = asdict(state) | {_FILES: sizes} | ({_RUN: dict(run)} if run else {})
-    atomic_files.write_text(folder / MARKER, json.dumps(marker))
+    atomic_files.write_text(folder / MARKER, json.dumps(marker), patience=atomic_files.PATIENCE)
     for old in _complete_folders(root)[keep:]:
         try:
             # The marker is deleted first, so that no run resumes from a half-deleted checkpoint.
@@ -83,19 +83,12 @@ def complete(root: Path, state: RunState, *, keep: int, run: Mapping[str, object
             log.warning("Old checkpoint is not deleted", extra={"folder": str(old), "error": str(error)})
 
 
-def failed_to_write(root: Path, step: int, error: BaseException) -> RunFailedError:
-    """Return the error of a run whose checkpoint could not be written."""
-    reason = str(error).strip().rsplit("\n", 1)[-1]
+def newest_size(root: Path) -> int:
+    """Return the bytes of the newest complete checkpoint, by its marker; 0 without one."""
     try:
-        free = f"{shutil.disk_usage(root).free // 2**20} MiB are free"
-    except OSError as failure:
-        # The folder is gone if a later attempt has taken the run over.
-        free = f"the free space is unknown ({failure.strerror})"
-    return RunFailedError(
-        f"The checkpoint of step {step} could not be written to {folder_of(root, step)}, where {free}: "
-        f"{reason}. Earlier checkpoints are kept: make room for one more, and resume.",
-        "checkpoint",
-    )
+        return sum(int(size) for folder in _complete_folders(root)[:1] for size in _marker(folder)[_FILES].values())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return 0
 
 
 def write_digests(root: Path, step: int) -> None:
@@ -106,7 +99,7 @@ def write_digests(root: Path, step: int) -> None:
     folder = folder_of(root, step)
     try:
         digests = _digests(folder, _marker(folder).get(_FILES, {}))
-        atomic_files.write_text(folder / DIGESTS, json.dumps(digests))
+        atomic_files.write_text(folder / DIGESTS, json.dumps(digests), patience=atomic_files.PATIENCE)
     except FileNotFoundError:
         log.info("Checkpoint was deleted before its digests were written", extra={"step": step})
     except (OSError, ValueError) as error:

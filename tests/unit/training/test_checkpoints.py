@@ -389,17 +389,11 @@ def test_files_are_flushed_to_disk_before_the_marker_is_written(tmp_path: Path, 
     assert MARKER in marker
 
 
-def test_a_checkpoint_that_cannot_be_written_names_place_reason_and_way_out(tmp_path: Path):
-    error = checkpoints.failed_to_write(tmp_path, 20, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+def test_the_size_of_the_newest_checkpoint_is_that_of_its_files(tmp_path: Path):
+    assert checkpoints.newest_size(tmp_path) == 0
 
-    assert error.cause == "checkpoint"
-    assert not error.is_final
-    assert f"step 20 could not be written to {tmp_path}/global_step_20" in str(error)
-    assert "[Errno 28] No space left on device. Earlier checkpoints are kept" in str(error)
+    complete(tmp_path, 10)
+    assert checkpoints.newest_size(tmp_path) == len("weights")
 
-
-def test_a_checkpoint_of_an_attempt_that_is_no_longer_the_newest_cannot_be_written(tmp_path: Path):
-    error = checkpoints.failed_to_write(tmp_path / "taken over", 20, OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
-
-    assert error.cause == "checkpoint"
-    assert "the free space is unknown (No such file or directory)" in str(error)
+    (folder_of(tmp_path, 10) / MARKER).write_text("[]")
+    assert checkpoints.newest_size(tmp_path) == 0

@@ -18,7 +18,7 @@ from verl.workers.utils.losses import sft_loss
 
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
-from turnmill.training import checkpoints
+from turnmill.training import checkpoint_room, checkpoints
 from turnmill.training.recorder import RunRecorder, StepLogger
 from turnmill.training.sft.config import build_sft_config, micro_batch_tokens
 from turnmill.training.sft.rows import Rows, read_rows, read_validation_rows
@@ -154,11 +154,12 @@ class SftTrainer:
         seconds = self.job.spec.training.timeouts.checkpoint_seconds
         try:
             with self.recorder.allowing(seconds, "training.timeouts.checkpointSeconds"):
+                checkpoint_room.wait_for_room(self.root)
                 self.workers.save_checkpoint(
                     local_path=str(checkpoints.folder_of(self.root, step) / "actor"), global_step=step
                 )
         except (OSError, RayTaskError) as error:
-            raise checkpoints.failed_to_write(self.root, step, error) from error
+            raise checkpoint_room.failed_to_write(self.root, step, error) from error
 
     def _complete(self, step: int) -> None:
         """Mark the checkpoint of a step complete, once the step's metrics are written."""
@@ -167,7 +168,7 @@ class SftTrainer:
         try:
             checkpoints.complete(self.root, state, keep=keep, run=run)
         except OSError as error:
-            raise checkpoints.failed_to_write(self.root, step, error) from error
+            raise checkpoint_room.failed_to_write(self.root, step, error) from error
         checkpoints.write_digests(self.root, step)
         self.recorder.checkpoint_written()
 

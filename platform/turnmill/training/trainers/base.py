@@ -31,7 +31,7 @@ from turnmill.observability.step_time import RELEASE
 from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.rollout.verlog.slot import SlotState
 from turnmill.rollout.worker import LoopManager
-from turnmill.training import checkpoints
+from turnmill.training import checkpoint_room, checkpoints
 from turnmill.training.advantages.precision import at_least_float32
 from turnmill.training.arrivals import Arrivals
 from turnmill.training.batches.balance import balanced_parts
@@ -249,9 +249,10 @@ class RunTrainer(ResponseTrainer):
         seconds = self.job.spec.training.timeouts.checkpoint_seconds
         try:
             with self.recorder.allowing(seconds, "training.timeouts.checkpointSeconds"):
+                checkpoint_room.wait_for_room(self.run_dir / "checkpoints")
                 super()._save_checkpoint()
         except (OSError, RayTaskError) as error:
-            raise checkpoints.failed_to_write(self.run_dir / "checkpoints", self.global_steps, error) from error
+            raise checkpoint_room.failed_to_write(self.run_dir / "checkpoints", self.global_steps, error) from error
         coefficient = self.kl_ctrl_in_reward.value if self.config.algorithm.use_kl_in_reward else 0.0
         self._pending_checkpoint = checkpoints.RunState(
             step=self.global_steps, slots=self._slot_states(), kl_coefficient=float(coefficient)
@@ -275,7 +276,7 @@ class RunTrainer(ResponseTrainer):
                 run = checkpoints.run_of(self.job)
                 checkpoints.complete(root, self._pending_checkpoint, keep=keep, run=run)
             except OSError as error:
-                raise checkpoints.failed_to_write(root, step, error) from error
+                raise checkpoint_room.failed_to_write(root, step, error) from error
             self._digests.append(self._background.submit(checkpoints.write_digests, root, step))
             self._pending_checkpoint = None
             self.recorder.checkpoint_written()
