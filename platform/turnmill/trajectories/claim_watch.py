@@ -2,9 +2,21 @@
 
 import asyncio
 from collections import OrderedDict
+from dataclasses import dataclass
+
+from turnmill.trajectories.one_by_one import OneByOne
 
 MAX_WATCHED = 10_000
 """Number of claims that are remembered; the oldest are forgotten, and watched anew if they are met again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Another claim is held; its stamp changes when it is renewed."""
+
+    stamp: str
+    deaths: int
+    """Servers that will have died of the same call when this claim is taken over; 0 for the claim of another call."""
 
 
 class ClaimWatch:
@@ -17,6 +29,11 @@ class ClaimWatch:
     def __init__(self, lease_seconds: float) -> None:
         self._lease_seconds = lease_seconds
         self._seen: OrderedDict[str, float] = OrderedDict()
+        self.one_by_one = OneByOne()
+
+    def wait_seconds(self, holder: str, held: Held) -> float:
+        """Return the seconds until `holder` is to ask again; 0 if it may take the claim over."""
+        return self.left_seconds(held.stamp) or self.one_by_one.wait_seconds(holder, held.deaths)
 
     def left_seconds(self, stamp: str) -> float:
         """Return the rest of a claim's lease, 0 if it is over. A stamp that is met for the first time has all of it."""

@@ -3,7 +3,6 @@
 import asyncio
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -11,7 +10,7 @@ from turnmill.core.errors import CallInProgressError, StaleClaimError, StoreFull
 from turnmill.trajectories import scripts
 from turnmill.trajectories.base import CallKey, Change, Claim, Recorded, State, version_of
 from turnmill.trajectories.claim_renewer import ClaimRenewer
-from turnmill.trajectories.claim_watch import ClaimWatch
+from turnmill.trajectories.claim_watch import ClaimWatch, Held
 from turnmill.trajectories.client import StoreClient
 from turnmill.trajectories.connections import Argument
 from turnmill.trajectories.keys import CALLS, Keys, state_suffix
@@ -42,13 +41,6 @@ ANSWER_SECONDS = 0.25
 
 _NOTHING: State = MappingProxyType({})
 _NO_CHANGE = Change()
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """Another claim is held; its stamp changes when it is renewed."""
-
-    stamp: str
 
 
 class TrajectoryStore:
@@ -102,21 +94,24 @@ class TrajectoryStore:
                     "beyond this call's deadline: send it again later."
                 )
 
-        holder, wait_seconds, expired = secrets.token_hex(8), FIRST_WAIT_SECONDS, ""
-        while True:
-            begun = await self._try_claim(key, tool, stateful, holder, expired, deadline)
-            if not isinstance(begun, _Held):
-                self._watch.forget(expired)
-                return begun
-            left_seconds = self._watch.left_seconds(begun.stamp)
-            if left_seconds:
-                pause = min(wait_seconds, left_seconds)
-                require_time(pause)
-                await asyncio.sleep(pause)
-                wait_seconds = min(wait_seconds * 1.5, MAX_WAIT_SECONDS)
-            # On a busy machine a pause may take much longer.
-            require_time(0)
-            expired = "" if self._watch.left_seconds(begun.stamp) else begun.stamp
+        holder, wait_seconds, expired, token = secrets.token_hex(8), FIRST_WAIT_SECONDS, "", 0
+        try:
+            while True:
+                begun = await self._try_claim(key, tool, stateful, holder, expired, deadline)
+                if not isinstance(begun, Held):
+                    self._watch.forget(expired)
+                    token = begun.token if isinstance(begun, Claim) else 0
+                    return begun
+                if left_seconds := self._watch.wait_seconds(holder, begun):
+                    pause = min(wait_seconds, left_seconds)
+                    require_time(pause)
+                    await asyncio.sleep(pause)
+                    wait_seconds = min(wait_seconds * 1.5, MAX_WAIT_SECONDS)
+                # On a busy machine a pause may take much longer.
+                require_time(0)
+                expired = "" if self._watch.wait_seconds(holder, begun) else begun.stamp
+        finally:
+            self._watch.one_by_one.begun(holder, token)
 
     async def commit(
         self,
@@ -160,7 +155,7 @@ class TrajectoryStore:
                 deadline=deadline,
             )
         finally:
-            self._renewal.drop(claim)
+            self._drop(claim)
         if answer == b"full":
             raise StoreFullError(
                 f"Trajectory {claim.key.trajectory_id!r} would have {int(rest[0])} bytes of state and results, and "
@@ -181,7 +176,7 @@ class TrajectoryStore:
 
     async def release(self, claim: Claim, *, deadline: float) -> None:
         """Release a claim: nothing of the call took effect, and a repeat executes it again."""
-        self._renewal.drop(claim)
+        self._drop(claim)
         if claim.token:
             await self._run(RELEASE, claim.key.trajectory_id, claim_field(claim), claim.token, deadline=deadline)
 
@@ -250,7 +245,7 @@ class TrajectoryStore:
 
     async def _try_claim(
         self, key: CallKey, tool: str, stateful: bool, holder: str, expired: str, deadline: float
-    ) -> "Claim | Recorded | _Held":
+    ) -> Claim | Recorded | Held:
         # Kept until the answer: by then the cache may have evicted it, and the answer has no state of this version.
         cached, state = (self._cache.get(key.trajectory_id, tool) if stateful else None) or (0, _NOTHING)
         answer, *rest = await self._run(
@@ -270,7 +265,7 @@ class TrajectoryStore:
         if answer == b"recorded":
             return Recorded(rest[0], version_of(int(rest[1]), key.call_id or "") if stateful else "")
         if answer == b"held":
-            return _Held(rest[0].decode())
+            return Held(rest[0].decode(), int(rest[1]))
         if answer != b"claimed":
             raise refusal(key, answer, rest)
         token, version, taken_over, parts = int(rest[0]), int(rest[1]), int(rest[2]), rest[3]
@@ -282,6 +277,10 @@ class TrajectoryStore:
         claim = Claim(key, tool, token, state, stateful, version)
         self._renewal.add(claim)
         return claim
+
+    def _drop(self, claim: Claim) -> None:
+        self._renewal.drop(claim)
+        self._watch.one_by_one.end(claim.token)
 
     async def _renew_in_time(self, claim: Claim) -> None:
         loop = asyncio.get_running_loop()

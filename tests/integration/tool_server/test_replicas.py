@@ -98,11 +98,11 @@ def test_a_paused_server_is_fenced_off_and_returns_the_other_servers_result(
     assert paused.metric("turnmill_tool_fenced_writers_total") == 1
 
 
-def test_a_poison_call_kills_two_servers_at_most(
+def test_a_poison_call_kills_three_servers_at_most(
     contained: None, new_server: NewServer, redis_url: str, trial_folder: Path
 ):
-    servers = [new_server("--tool_type", "trial", "--redis", redis_url) for _ in range(3)]
-    for number, server in enumerate(servers[:2], start=1):
+    servers = [new_server("--tool_type", "trial", "--redis", redis_url) for _ in range(4)]
+    for number, server in enumerate(servers[:3], start=1):
         with ThreadPoolExecutor() as pool:
             lost = pool.submit(server.post, ["t"], ["hold"], extra_fields=[{"call_id": "1"}])
             eventually(lambda number=number: len(list(trial_folder.glob("held-*"))) == number)
@@ -110,13 +110,13 @@ def test_a_poison_call_kills_two_servers_at_most(
             assert lost.exception() is not None
 
     async def call() -> None:
-        async with ToolServerClient([servers[2].url], **PATIENT) as client:
+        async with ToolServerClient([servers[3].url], **PATIENT) as client:
             await client.call(ToolRequest("t", "hold", {"call_id": "1"}))
 
     with pytest.raises(ToolCallPoisonError, match="answered 409"):
         asyncio.run(call())
-    assert len(list(trial_folder.glob("held-*"))) == 2
-    assert servers[2].observe("count", call_id="2") == "count 1"
+    assert len(list(trial_folder.glob("held-*"))) == 3
+    assert servers[3].observe("count", call_id="2") == "count 1"
 
 
 def test_a_call_after_one_that_the_store_lost_is_refused(pair: list[ServerProcess], redis_url: str):

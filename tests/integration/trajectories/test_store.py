@@ -16,7 +16,7 @@ from turnmill.core.errors import (
     StaleClaimError,
     StoreFullError,
 )
-from turnmill.trajectories import scripts
+from turnmill.trajectories import one_by_one, scripts
 from turnmill.trajectories import store as store_module
 from turnmill.trajectories.base import CallKey, Change, Claim, Recorded
 from turnmill.trajectories.client import deadline_in
@@ -274,21 +274,84 @@ async def test_a_renewal_after_the_clock_was_set_back_ends_one_lease_later(new_s
 
 
 @pytest.mark.parametrize(("key", "stateful"), [(FIRST, True), (FIRST, False), (WITHOUT_ID, True)])
-async def test_a_call_that_two_servers_died_of_is_given_to_no_third(new_server, key, stateful):
-    for _ in range(2):
+async def test_a_call_that_three_servers_died_of_is_given_to_no_fourth(new_server, key, stateful):
+    for _ in range(3):
         dying = new_server(SHORT_LEASE)
         await claim(dying, key, stateful=stateful)
         await die(dying)
     survivor = new_server(SHORT_LEASE)
 
     for _ in range(2):
-        with pytest.raises(PoisonCallError, match="2 servers when they died"):
+        with pytest.raises(PoisonCallError, match="3 servers when they died"):
             await survivor.begin(key, SHELL, stateful=stateful, deadline=deadline_in(10))
     await survivor.finish(key.trajectory_id, deadline=deadline_in(10))
 
 
+async def test_of_calls_that_two_servers_died_of_one_alone_is_in_progress_at_the_death_of_the_third(new_server):
+    keys = [CallKey(f"t{number}", "1") for number in range(3)]
+    for _ in range(2):
+        dying = new_server(SHORT_LEASE)
+        await asyncio.gather(*(claim(dying, key) for key in keys))
+        await die(dying)
+    third, fourth = new_server(SHORT_LEASE), new_server(SHORT_LEASE)
+    waiting = [asyncio.create_task(claim(third, key)) for key in keys]
+    done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    assert (len(done), len(pending)) == (1, 2)
+    # Others are not held up.
+    await third.commit(await claim(third, CallKey("t3", "1")), b"done", deadline=deadline_in(10))
+    await asyncio.sleep(0.2)
+    assert not any(task.done() for task in pending)
+    for task in pending:
+        task.cancel()
+    await die(third)
+
+    guilty = done.pop().result().key
+    with pytest.raises(PoisonCallError, match="3 servers when they died"):
+        await claim(fourth, guilty)
+    for key in keys:
+        if key != guilty:
+            await fourth.commit(await claim(fourth, key), b"done", deadline=deadline_in(10))
+
+
+@pytest.mark.parametrize("end", ["commit", "release", "refused"])
+async def test_the_next_call_that_two_servers_died_of_begins_once_one_has_ended(new_server, end):
+    keys = [CallKey("t0", "1"), CallKey("t1", "1")]
+    for _ in range(2):
+        dying = new_server(SHORT_LEASE)
+        await asyncio.gather(*(claim(dying, key) for key in keys))
+        await die(dying)
+    server = new_server(SHORT_LEASE)
+    first = await claim(server, keys[0])
+
+    match end:
+        case "commit":
+            await server.commit(first, b"done", deadline=deadline_in(10))
+        case "release":
+            await server.release(first, deadline=deadline_in(10))
+        case "refused":
+            await new_server(SHORT_LEASE).finish("t0", deadline=deadline_in(10))
+            with pytest.raises(StaleClaimError):
+                await server.commit(first, b"done", deadline=deadline_in(10))
+
+    await server.commit(await claim(server, keys[1]), b"done", deadline=deadline_in(10))
+
+
+async def test_a_call_that_two_servers_died_of_waits_no_longer_than_others_may_take(new_server, monkeypatch):
+    monkeypatch.setattr(one_by_one.OneByOne.__init__, "__defaults__", (0.1,))
+    keys = [CallKey(f"t{number}", "1") for number in range(3)]
+    for _ in range(2):
+        dying = new_server(SHORT_LEASE)
+        await asyncio.gather(*(claim(dying, key) for key in keys))
+        await die(dying)
+
+    third = new_server(SHORT_LEASE)
+    claims = await asyncio.gather(*(claim(third, key) for key in keys))
+
+    assert len({held.token for held in claims}) == 3
+
+
 async def test_a_call_may_follow_on_one_that_servers_died_of(new_server):
-    for key in (FIRST, FIRST, SECOND, FIRST):
+    for key in (FIRST, FIRST, FIRST, SECOND, FIRST):
         dying = new_server(SHORT_LEASE)
         await claim(dying, key)
         await die(dying)

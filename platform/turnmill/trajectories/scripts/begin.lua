@@ -4,7 +4,7 @@
 local tool, has_id, call, stateful = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4] == '1'
 local lease_us, holder, cached, expiry_ms, expired = tonumber(ARGV[5]), ARGV[6], ARGV[7], ARGV[8], ARGV[9]
 -- A call that has ended as many servers as this is not given to another.
-local MAX_SERVERS = 2
+local MAX_SERVERS = 3
 -- A token must not come again for other content, where the clock was set back and the last writes were lost, or where two
 -- primaries claim in the same microsecond: how far one goes beyond clock and the one before is random, from the holder's
 -- first hexadecimal digits.
@@ -46,7 +46,7 @@ if held and held.holder == holder then
   -- It asked before and lost the answer: the claim is its own.
   claim.token, claim.takeovers = held.token, held.takeovers
 elseif held and held.stamp ~= expired then
-  return {'held', held.stamp}
+  return {'held', held.stamp, integer(held.call == claim.call and held.takeovers + 1 or 0)}
 else
   if held and held.call == claim.call then
     claim.takeovers = held.takeovers + 1
