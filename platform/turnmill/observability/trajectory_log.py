@@ -7,9 +7,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from turnmill.core.trajectory import Turn
-from turnmill.observability import json_lines
+from turnmill.observability import atomic_files, json_lines
 from turnmill.observability.advantage_log import AdvantageLog
-from turnmill.observability.atomic_files import PATIENCE
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_files import SUFFIX, TRAINING, VALIDATION, LogFile, is_sampled, turns_file
 
@@ -214,7 +213,8 @@ class TrajectoryLog:
             by_step[turn.step].append(turn)
         for step, of_step in by_step.items():
             kind = VALIDATION if validation else TRAINING
-            json_lines.append(self.path / turns_file(kind, step), map(_record, of_step), patience=PATIENCE)
+            file = self.path / turns_file(kind, step)
+            json_lines.append(file, map(_record, of_step), patience=atomic_files.PATIENCE)
 
     def rewind(self, step: int) -> None:
         """Delete the records of later steps, before a run resumes from its checkpoint."""

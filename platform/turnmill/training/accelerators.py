@@ -97,6 +97,7 @@ def require(job: AgentTrainingJob, *, wait_seconds: float) -> None:
     finally:
         for _, group in groups:
             ray.util.remove_placement_group(group)
+    _wait_until_free(sum(each.machines * each.gpus for each in demands(job)))
 
 
 def wait_for_room(demand: Demand) -> None:
@@ -108,9 +109,15 @@ def wait_for_room(demand: Demand) -> None:
         ray.get(group.ready())
     finally:
         ray.util.remove_placement_group(group)
-    # verl checks the free resources, which Ray updates with a delay.
+    _wait_until_free(demand.gpus)
+
+
+def _wait_until_free(gpus: int) -> None:
+    """Wait until Ray says that what was reserved is free, which it does with a delay: verl looks once."""
+    import ray
+
     deadline = time.monotonic() + FREED_SECONDS
-    while ray.available_resources().get("GPU", 0) < demand.gpus and time.monotonic() < deadline:
+    while ray.available_resources().get("GPU", 0) < gpus and time.monotonic() < deadline:
         time.sleep(0.1)
 
 

@@ -65,7 +65,7 @@ def test_prompts_of_a_validation_are_looked_up_in_its_partition():
     assert ended.validation
 
 
-def test_a_prompt_is_sent_three_times_and_not_once_more():
+def test_a_prompt_is_sent_so_many_times_and_not_once_more():
     prompts = in_flight((0, batch("a")), (1, batch("b")))
 
     for _ in range(MAX_TRIES - 1):

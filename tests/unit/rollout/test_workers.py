@@ -23,6 +23,7 @@ from turnmill.jobs.resources import RESOURCE_SHARE
 from turnmill.observability import logs
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout import trajectory_worker
+from turnmill.rollout.prompts_in_flight import MAX_TRIES
 from turnmill.rollout.trajectory_worker import TrajectoryManager, TrajectoryWorker
 from turnmill.rollout.verl_classes import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from turnmill.rollout.verlog.turn_loop_worker import TurnLoopManager, TurnLoopWorker
@@ -259,7 +260,7 @@ def test_a_prompt_whose_worker_dies_again_and_again_ends_the_run(queue, tmp_path
     manager = manager_of(TrajectoryManager, tmp_path, monkeypatch)
     queue.send(manager, "a")
 
-    for _ in range(2):
+    for _ in range(MAX_TRIES - 1):
         assert manager.replace_worker(0, DEATH).worker.batches == [["a"]]
     with pytest.raises(RunFailedError, match=r"An agent loop worker died: .*it was killed"):
         manager.replace_worker(0, DEATH)
@@ -272,7 +273,7 @@ def test_a_prompt_whose_worker_dies_again_and_again_ends_the_run(queue, tmp_path
 def test_workers_that_die_before_they_get_anything_end_the_run(queue, tmp_path, monkeypatch):
     manager = manager_of(TrajectoryManager, tmp_path, monkeypatch)
 
-    for _ in range(2):
+    for _ in range(MAX_TRIES - 1):
         manager.replace_worker(0, DEATH)
     with pytest.raises(RunFailedError, match="An agent loop worker died"):
         manager.replace_worker(0, DEATH)

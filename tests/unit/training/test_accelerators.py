@@ -1,11 +1,14 @@
 from collections.abc import Mapping
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import ray
 
 from turnmill.jobs import AgentTrainingJob, parse_job
 from turnmill.jobs.reward_model import RewardModelSettings
 from turnmill.jobs.verl_settings import TENSOR_PARALLEL
+from turnmill.training import accelerators
 from turnmill.training.accelerators import demands, describe, local_resources, missing_message
 
 
@@ -99,3 +102,22 @@ def test_the_message_says_that_a_cluster_has_no_gpu():
 
 def test_a_machine_without_a_known_accelerator_is_described():
     assert describe({"GPU": 2.0, "CPU": 8.0}) == "2 x GPU of no name (8 CPUs)"
+
+
+@pytest.mark.parametrize("call", ["require", "wait_for_room"])
+def test_what_was_reserved_is_waited_for_until_ray_says_that_it_is_free(monkeypatch, call):
+    """It says so with a delay, and verl, which looks once, would find no GPU."""
+    looks = iter([{}, {"GPU": 15.0}, {"GPU": 19.0}, {"GPU": 20.0}, {"GPU": 21.0}])
+    removed: list[object] = []
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setattr(accelerators, "_reserve", Mock())
+    monkeypatch.setattr(ray, "get", Mock())
+    monkeypatch.setattr(ray.util, "remove_placement_group", removed.append)
+    monkeypatch.setattr(ray, "available_resources", lambda: next(looks) if removed else pytest.fail("still reserved"))
+
+    if call == "require":
+        accelerators.require(SEPARATE, wait_seconds=1)
+    else:
+        accelerators.wait_for_room(accelerators.Demand("train", 1, 20, 1))
+
+    assert next(looks) == {"GPU": 21.0}
