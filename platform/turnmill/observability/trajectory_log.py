@@ -212,8 +212,7 @@ class TrajectoryLog:
         for turn in turns:
             by_step[turn.step].append(turn)
         for step, of_step in by_step.items():
-            kind = VALIDATION if validation else TRAINING
-            file = self.path / turns_file(kind, step)
+            file = self.path / turns_file(VALIDATION if validation else TRAINING, step)
             json_lines.append(file, map(_record, of_step), patience=atomic_files.PATIENCE)
 
     def rewind(self, step: int) -> None:

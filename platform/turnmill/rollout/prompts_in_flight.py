@@ -10,8 +10,8 @@ from tensordict import TensorDict
 from turnmill.rollout.worker import EndedPrompt
 
 MAX_TRIES = 8
-"""How often a prompt is sent: one whose worker dies each time may be the cause. Workers may die for other reasons, several
-times in a step, and a new one takes seconds where a new attempt takes minutes."""
+"""How often a prompt is sent: one whose worker dies each time may be the cause. Workers may die for other reasons,
+several times in a step, and a new one takes seconds where a new attempt takes minutes."""
 
 PARTITIONS = {False: "train", True: "val"}
 """The queue's partition of prompts, by whether they belong to a validation."""
