@@ -248,10 +248,11 @@ def test_the_server_of_a_run_has_the_flags_and_settings_of_tools_of_the_job(tmp_
     folder = RunFolder(tmp_path / "run")
     folder.create()
 
-    with services(job, folder, Owner(tmp_path / "attempt.json", uuid.uuid4().hex)) as addresses:
+    with services(job, folder, Owner(tmp_path / "attempt.json", uuid.uuid4().hex)) as running:
+        running.wait()
         body = {"trajectory_ids": ["t", "u"], "actions": ["shout", "whisper"]}
-        response = httpx.post(f"{addresses['tool_server_url']}/get_observation", json=body, timeout=60).json()
-        health = httpx.get(f"{addresses['tool_server_url']}/health").json()
+        response = httpx.post(f"{running.addresses['tool_server_url']}/get_observation", json=body, timeout=60).json()
+        health = httpx.get(f"{running.addresses['tool_server_url']}/health").json()
 
     assert response["observations"][0] == "SHOUT!"
     assert (response["dones"], response["valids"]) == ([False, True], [True, False])

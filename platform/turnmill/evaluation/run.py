@@ -68,10 +68,11 @@ def evaluate(request: Request, run_dir: Path, *, on_progress: Report) -> Results
             folder.write_job(yaml.safe_dump(job.model_dump(by_alias=True, mode="json"), sort_keys=False))
             with (
                 _served(request, folder, device, on_progress) as (endpoint, tokenizer),
-                services(job, folder, owner) as addresses,
+                services(job, folder, owner) as running,
             ):
+                running.wait()
                 started = time.monotonic()
-                tools = addresses.get("tool_server_url")
+                tools = running.addresses.get("tool_server_url")
                 attempts = asyncio.run(_play(request, folder, endpoint, tokenizer, tools, on_progress))
             results = _results(request, attempts, seconds=time.monotonic() - started)
             _record(results, folder)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from turnmill.core.activity import Stillness, is_stopped
@@ -37,24 +38,37 @@ LOG_LINES = 5
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Tool server and store of a run, of which the tool server may still be starting."""
+
+    addresses: Mapping[str, str]
+    tool_server: "ToolServerProcess | None" = None
+
+    def wait(self) -> None:
+        """Wait until all answer. Raises RunFailedError if one does not."""
+        if self.tool_server is not None:
+            self.tool_server.wait()
+
+
 @contextmanager
-def services(job: AgentTrainingJob, folder: RunFolder, owner: Owner) -> Iterator[Mapping[str, str]]:
-    """Yield the addresses of tool server and store; those that the user does not give are started here."""
+def services(job: AgentTrainingJob, folder: RunFolder, owner: Owner) -> Iterator[Services]:
+    """Start the tool server and the store that the user does not give, and stop them when the context ends."""
     kind = agent_kind(job.spec.agent)
     if job.spec.fine_tuning is not None or not kind.uses_store:
-        yield {}
+        yield Services({})
         return
     with _store(folder, owner) as store_url:
         JournalAddress(store_url, folder.run_name()).write(folder.path)
         if (tools := kind.tools_to_serve()) is None:
-            yield {"store_url": store_url}
+            yield Services({"store_url": store_url})
             return
         server = ToolServerProcess(
             tools, store_url, kind.tool_server(), run_name=job.metadata.name, log_file=folder.logs
         )
         try:
-            server.start()
-            yield {"store_url": store_url, "tool_server_url": server.url}
+            server.begin()
+            yield Services({"store_url": store_url, "tool_server_url": server.url}, server)
         finally:
             server.stop()
 
@@ -96,13 +110,22 @@ class ToolServerProcess:
         """The URL of the server."""
 
         self._process: subprocess.Popen[bytes] | None = None
+        self._start_deadline = 0.0
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     def start(self) -> None:
         """Start the server and wait until it answers. Raises RunFailedError if it does not."""
+        self.begin()
+        self.wait()
+
+    def begin(self) -> None:
+        """Start the server; `wait` has to follow. Meanwhile, connections wait for it."""
         self._launch()
-        deadline = time.monotonic() + START_SECONDS
+        self._start_deadline = time.monotonic() + START_SECONDS
+
+    def wait(self) -> None:
+        """Wait until the server answers, and watch it from then on. Raises RunFailedError if it does not answer."""
         while not is_healthy(self.url):
             if self._process is not None and (exit_code := self._process.poll()) is not None:
                 output = tail(self._log_file, LOG_LINES)
@@ -110,7 +133,7 @@ class ToolServerProcess:
                 cause = "tool_server" if exit_code < 0 else "settings"
                 self.stop()
                 raise RunFailedError(f"The tool server did not start (exit code {exit_code}):\n{output}", cause)
-            if time.monotonic() > deadline:
+            if time.monotonic() > self._start_deadline:
                 self.stop()
                 raise RunFailedError(
                     f"The tool server did not answer within {START_SECONDS:g} s. See {self._log_file}.", "tool_server"

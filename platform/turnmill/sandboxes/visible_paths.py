@@ -44,8 +44,8 @@ DEVICES = ("/dev/null", ZERO, FULL, "/dev/random", "/dev/urandom")
 
 
 def readable_paths(packages: Iterable[str]) -> list[str]:
-    """Return the existing paths that the system, Python and permitted packages need."""
-    python = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), sys.base_prefix, sys.base_exec_prefix]
+    """Return the existing paths that the system, Python and permitted packages need, folders before what is in them."""
+    python = [sys.base_prefix, sys.base_exec_prefix, sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
     paths = [*SYSTEM, *CONFIGURATION, *map(os.path.realpath, python), *_package_paths(packages)]
     return [path for path in dict.fromkeys(paths) if os.path.lexists(path)]
 
