@@ -174,6 +174,8 @@ _CPU = {
     "TORCH_COMPILE_DISABLE": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    # By default 8, of which the TransferQueue says at each put and get that the machine has fewer cores.
+    "TQ_NUM_THREADS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
