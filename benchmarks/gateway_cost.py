@@ -37,9 +37,6 @@ from turnmill.core.ports import free_port
 from turnmill.gateway.server import HttpServer
 from turnmill.trajectories.embedded import EmbeddedStore
 
-PARTS_OF_CALLS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-"""Tokens of their own in Qwen3's tokenizer."""
-
 TOOLS = [
     {
         "type": "function",
@@ -58,9 +55,7 @@ def write_model(folder: Path) -> None:
 
     rollout_cost.write_model(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    tokenizer.add_tokens(list(PARTS_OF_CALLS))
-    # As Qwen3's has none: verifiers' renderer takes an unknown token for a missing one.
-    tokenizer.unk_token = None
+    rollout_cost.like_qwen3(tokenizer)
     tokenizer.save_pretrained(folder / "model")
     texts = [tokenizer.decode(ids) for ids in json.loads((folder / "canned.json").read_text())[0]["calls"]]
     (folder / "texts.json").write_text(json.dumps(texts))
