@@ -6,9 +6,9 @@ python3.11 -m venv .venv-verifiers && .venv-verifiers/bin/pip install verifiers=
 `verifiers` has the client that is its default, which sends messages: templates, tokens and calls are the engine's work,
 and none of it is done here. It returns the ids that vLLM adds with `return_token_ids`; those of its prompts are made
 up, about as many as there would be. `verifiers_renderer` has the client for training, which makes prompts from the
-tokens that were sampled and reads calls itself; only it needs `transformers`, and it does not load with the releases
-of `renderers` from 0.1.12 on. Both read what they are sent as they would from a server, from JSON that is prepared
-before the measurement.
+tokens that were sampled and reads calls itself. Only it needs `transformers`, and it does not load with
+`renderers==0.1.12`. Both read what they are sent as they would from a server, from JSON that is prepared before the
+measurement.
 """
 
 import json
