@@ -25,7 +25,7 @@ cadence, seed and round. A round begins with an undisturbed run of the same step
 - **Draws.** Time from the first call of a tool is cut into intervals of that many seconds. In each of them comes one
   fault, at a random moment and of a random kind, all kinds alike; both follow from the seed. One that finds nothing to
   hurt, such as a process that is only being started, is replaced by the next of the draw. Intervals go on while a run
-  starts again. Every 3 s they come faster than a run recovers from some of them, and many at a time: that is for counting
+  starts again. Every 3 s they come faster than a run recovers from some of them, and many at a time: that is to count
   what they break, as the single faults are, and not for the time.
 - **Groups.** `{ALL}` has all faults below but *{"* and *".join(ONCE)}*: the first undoes what
   the store has confirmed, the second needs a moment of its own. `{AROUND}` leaves out those of the trainer and the

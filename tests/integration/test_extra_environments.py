@@ -79,7 +79,7 @@ def test_a_task_that_minihack_cannot_play_is_refused(family):
 
 
 async def test_an_unknown_task_of_nethack_is_reported(new_process):
-    with pytest.raises(EnvironmentFailedError, match="there is no 'NetHackNone-v0'"):
+    with pytest.raises(EnvironmentFailedError, match="there is no task 'NetHackNone-v0'"):
         await new_process("nethack", "nethack", "NetHackNone-v0").reset(seed=0)
 
 

@@ -175,10 +175,10 @@ def write_turns(path: Path, environment: int) -> None:
         log.append([replace(TURN, environment=environment, turn=turn, prompt="x" * 5000)])
 
 
-def nfs_append(barrier: Barrier) -> Callable[[Path, bytes], None]:
+def nfs_append(barrier: Barrier) -> Callable[..., None]:
     """Return an append as on NFS: clients learn the length of a file before any of them writes at that offset."""
 
-    def append(path: Path, content: bytes) -> None:
+    def append(path: Path, content: bytes, *, patience: float) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
         length = os.fstat(descriptor).st_size
         barrier.wait(60)
