@@ -42,6 +42,9 @@ GAMES = {
     "webshop": ("webshop", None, None, ("search[red shoes]", "click[buy now]")),
 }
 
+EVERY_TIME = ("babyai", "blocksworld", "maths")
+"""Games that are played in the gate; others are played every night."""
+
 
 @pytest.fixture(scope="module")
 def game_server(tmp_path_factory) -> Iterator[Callable[[str], EnvironmentServerProcess]]:
@@ -116,7 +119,10 @@ def replay(client: Client, episode: Episode) -> list[tuple[object, object, objec
     return [(answer["observation"]["text"], answer["reward"], answer["done"]) for answer in answers]
 
 
-@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize(
+    "game",
+    [pytest.param(game, marks=() if game in EVERY_TIME else (pytest.mark.slow, pytest.mark.nightly)) for game in GAMES],
+)
 def test_an_episode_is_the_same_as_in_the_environment_itself(game_server, game):
     with game_server(game).session() as client:
         for episode in episodes(game):

@@ -15,7 +15,7 @@ from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.training.warm_start.cloning import build_model
 from turnmill.training.warm_start.tokenizer import build_tokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 
 NUMBERS = 6
