@@ -1,7 +1,7 @@
 """verifiers' `ToolEnv` for `rollout_cost.py`, by a Python that has it: FOLDER SYSTEM SIZE, see the harness.
 
-python3.11 -m venv .venv-verifiers && .venv-verifiers/bin/pip install verifiers==0.3.1 renderers==0.1.10 \
-    transformers==5.10.4
+python3.11 -m venv .venv-rollout-verifiers && .venv-rollout-verifiers/bin/pip install verifiers==0.3.1 \
+    renderers==0.1.10 transformers==5.10.4
 
 `verifiers` has the client that is its default, which sends messages: templates, tokens and calls are the engine's work,
 and none of it is done here. It returns the ids that vLLM adds with `return_token_ids`; those of its prompts are made

@@ -69,9 +69,8 @@ def append(path: Path, lines: bytes, *, patience: float = 0.0) -> None:
             while written < len(lines):
                 written += os.write(descriptor, memoryview(lines)[written:]) or _no_room()
         except OSError:
-            begun = lines.rfind(b"\n", 0, written) + 1
-            if patience and written > begun:
-                written = begun
+            if patience:
+                written = lines.rfind(b"\n", 0, written) + 1
             raise
 
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)

@@ -177,7 +177,7 @@ def _train(
     report(starting)
     # For this attempt only: the next one first removes everything that is left of it.
     with (
-        services(job, folder, owner) as started,
+        services(job, folder, owner) as running,
         _ray_cluster(job, device, owner, folder),
         still_processes_killed(job, owner.mark, can_retry=can_retry),
     ):
@@ -189,9 +189,9 @@ def _train(
         model = fine_tuned(job, model, folder, device, report, start=TurnTaskRunner.remote)  # type: ignore[attr-defined]
         runner = TurnTaskRunner.remote()  # type: ignore[attr-defined]
         text, rewards = job.model_dump_json(by_alias=True), None if reward_model is None else str(reward_model)
-        # It starts beside Ray.
-        started.wait()
-        future = runner.run.remote(text, str(model), rewards, str(folder.path), device, started.addresses)
+        # The tool server has been starting beside Ray.
+        running.wait()
+        future = runner.run.remote(text, str(model), rewards, str(folder.path), device, running.addresses)
         watch(future, job, folder, report)
         ray.kill(runner)
 
