@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from support.verl_tools import FUNCTIONS_FILE, SCALES_FILE, Scales
 from turnmill.core.errors import SettingsError
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.rollout.multi_turn.example_tools.search import MAX_QUERIES
+from turnmill.rollout.multi_turn.loop import MAX_CHARACTERS
+from turnmill.rollout.multi_turn.verl_classes import ContinuousTokenBuilder
 from turnmill.rollout.multi_turn.worker import MultiTurnManager, MultiTurnWorker, manager_class
 from turnmill.rollout.token_integrity import count_unsampled_tokens
 from turnmill.testing.agent_loops import END, TOKENIZER
@@ -112,6 +115,27 @@ async def test_without_filtering_overlong_prompts_lose_their_beginning(new_harne
     await harness.play()
 
     assert len(harness.prompts[0]) < 90
+
+
+@pytest.mark.parametrize(("length", "in_thread"), [(100, False), (MAX_CHARACTERS, False), (MAX_CHARACTERS + 1, True)])
+async def test_a_long_prompt_is_tokenized_in_a_thread(
+    new_harness: Make, monkeypatch: pytest.MonkeyPatch, length: int, in_thread: bool
+):
+    threads = []
+
+    def build(builder: Any, *args: Any, **kwargs: Any) -> Any:
+        threads.append(threading.current_thread())
+        return whole(builder, *args, **kwargs)
+
+    whole = ContinuousTokenBuilder.build_initial_tokens
+    monkeypatch.setattr(ContinuousTokenBuilder, "build_initial_tokens", build)
+    task = {"prompt": [{"role": "user", "content": "d" * length}]}
+    harness = new_harness([DONE], task, maxPromptLength=MAX_CHARACTERS + 500)
+
+    await harness.play()
+
+    assert [thread is not threading.current_thread() for thread in threads] == [in_thread]
+    assert "d" * length in harness.prompts[0]
 
 
 @pytest.mark.feature("verl's multi-turn", "filtering of overlong prompts")

@@ -24,8 +24,8 @@ from turnmill.rollout.tokens import num_runs
 from turnmill.rollout.verl_classes import AgentLoopMetrics, AgentLoopOutput
 from turnmill.rollout.verl_types import MergeResult, Message, SamplingParams
 
-MAX_RESULT_CHARACTERS = 20_000
-"""Results of tools that are tokenized in the loop itself; longer ones take a thread, as with verl."""
+MAX_CHARACTERS = 20_000
+"""Messages that are tokenized in the loop itself; longer ones take a thread, as all do with verl."""
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +105,19 @@ class MultiTurnLoop(ToolAgentLoop):
         end = self.tokenizer.eos_token
         return super()._build_assistant_message(content.removesuffix(end) if end else content, agent_data)
 
+    async def ct_build_initial_tokens(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[object] | None = None,
+        images: Sequence[object] | None = None,
+        **media: object,
+    ) -> list[int]:
+        """Return the tokens of a prompt, cut on the left to `prompt_length`."""
+        if images or any(media.values()) or not _are_short([message.get("content") for message in messages]):
+            return await super().ct_build_initial_tokens(messages, tools=tools, images=images, **media)  # type: ignore[call-arg]
+        ids = self.continuous_token_builder.build_initial_tokens(messages, tools=tools, images=images)
+        return list(self._cap_text_prompt_length(ids))  # type: ignore[attr-defined]
+
     async def ct_merge_assistant_token(
         self,
         runtime_token_ids: list[int],
@@ -137,13 +150,7 @@ class MultiTurnLoop(ToolAgentLoop):
         """Append what tools answered to the context."""
         messages = updated_messages[len(previous_messages) :]
         texts = [message["content"] for message in messages if message["role"] == "tool"]
-        if (
-            self._appender is None
-            or tools is None
-            or len(texts) < len(messages)
-            or not all(isinstance(text, str) for text in texts)
-            or sum(map(len, texts)) > MAX_RESULT_CHARACTERS
-        ):
+        if self._appender is None or tools is None or len(texts) < len(messages) or not _are_short(texts):
             return await super().ct_merge_context_msg(
                 previous_messages, updated_messages, runtime_token_ids, response_mask, response_logprobs, tools
             )
@@ -262,3 +269,9 @@ class MultiTurnLoop(ToolAgentLoop):
         else:
             ids = builder._render_tokens(agent_data.messages, add_generation_prompt=False, tools=schemas)
         return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def _are_short(texts: Sequence[object]) -> bool:
+    """Return whether contents of messages are texts, and few enough to be tokenized in the loop itself."""
+    lengths = [len(text) for text in texts if isinstance(text, str)]
+    return len(lengths) == len(texts) and sum(lengths) <= MAX_CHARACTERS
