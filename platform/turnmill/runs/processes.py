@@ -7,9 +7,11 @@ import shutil
 import signal
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 from turnmill.core.errors import SettingsError
 from turnmill.core.process_mark import PROCESS_MARK
@@ -102,11 +104,14 @@ def _clean_up(mark: str, folders: list[str]) -> None:
         socket.unlink(missing_ok=True)
 
 
-def terminate_marked(mark: str) -> None:
-    """Terminate all processes with a mark, kill those that remain, and return when all have ended."""
+def terminate_marked(mark: str, *, but: Callable[[], Collection[int]] = tuple) -> None:
+    """Terminate all processes with a mark, kill those that remain, and return when all have ended.
+
+    `but` returns those that are left alone.
+    """
     deadline = time.monotonic() + GRACE_SECONDS
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
-        while marked := find_marked(mark):
+        while marked := set(find_marked(mark)).difference(but()):
             for pid in marked:
                 send_signal(pid, signal_number)
             if time.monotonic() > deadline:
@@ -130,6 +135,22 @@ def find_marked(mark: str) -> list[int]:
         if needle in environment and not is_zombie:
             found.append(int(entry.name))
     return found
+
+
+def tree(pid: int) -> set[int]:
+    """Return a process and all that it has started, itself or by others; only itself if it has ended."""
+    try:
+        return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+    except psutil.NoSuchProcess:
+        return {pid}
+
+
+def title(pid: int) -> bytes:
+    """Return a process's command line, or the title that it has given itself; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def recorded_mark(run_dir: Path) -> str:

@@ -17,6 +17,7 @@ from turnmill.core.errors import RunFailedError, StoreUnavailableError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.tool_server import RunToolServer
 from turnmill.observability.run_folder import RunFolder
+from turnmill.runs import processes
 from turnmill.runs.processes import Owner
 from turnmill.runs.server_process import HEALTH_SECONDS, answers, is_healthy, stop, tail
 from turnmill.training.agent_kinds import agent_kind
@@ -44,11 +45,18 @@ class Services:
 
     addresses: Mapping[str, str]
     tool_server: "ToolServerProcess | None" = None
+    store: EmbeddedStore | None = None
+    """The store, unless the user gives one."""
 
     def wait(self) -> None:
         """Wait until all answer. Raises RunFailedError if one does not."""
         if self.tool_server is not None:
             self.tool_server.wait()
+
+    def process_ids(self) -> set[int]:
+        """Return the ids of their processes, and of all that these have started."""
+        started = [server.pid for server in (self.tool_server, self.store) if server is not None]
+        return {pid for each in started for pid in processes.tree(each)}
 
 
 @contextmanager
@@ -58,25 +66,25 @@ def services(job: AgentTrainingJob, folder: RunFolder, owner: Owner) -> Iterator
     if job.spec.fine_tuning is not None or not kind.uses_store:
         yield Services({})
         return
-    with _store(folder, owner) as store_url:
+    with _store(folder, owner) as (store_url, store):
         JournalAddress(store_url, folder.run_name()).write(folder.path)
         if (tools := kind.tools_to_serve()) is None:
-            yield Services({"store_url": store_url})
+            yield Services({"store_url": store_url}, store=store)
             return
         server = ToolServerProcess(
             tools, store_url, kind.tool_server(), run_name=job.metadata.name, log_file=folder.logs
         )
         try:
             server.begin()
-            yield Services({"store_url": store_url, "tool_server_url": server.url}, server)
+            yield Services({"store_url": store_url, "tool_server_url": server.url}, server, store)
         finally:
             server.stop()
 
 
 @contextmanager
-def _store(folder: RunFolder, owner: Owner) -> Iterator[str]:
+def _store(folder: RunFolder, owner: Owner) -> Iterator[tuple[str, EmbeddedStore | None]]:
     if (given := os.environ.get(STORE_VARIABLE)) is not None:
-        yield given
+        yield given, None
         return
     kept = folder.path / "store"
     kept.mkdir(exist_ok=True)
@@ -87,7 +95,7 @@ def _store(folder: RunFolder, owner: Owner) -> Iterator[str]:
         raise RunFailedError(str(error), "store") from error
     try:
         owner.remember_folder(store.folder)
-        yield store.url
+        yield store.url, store
     finally:
         store.stop()
 
@@ -114,6 +122,12 @@ class ToolServerProcess:
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
+    @property
+    def pid(self) -> int:
+        """Process id of the server, which changes when it is started again."""
+        assert self._process is not None, "the tool server is not started"
+        return self._process.pid
+
     def start(self) -> None:
         """Start the server and wait until it answers. Raises RunFailedError if it does not."""
         self.begin()
@@ -125,7 +139,12 @@ class ToolServerProcess:
         self._start_deadline = time.monotonic() + START_SECONDS
 
     def wait(self) -> None:
-        """Wait until the server answers, and watch it from then on. Raises RunFailedError if it does not answer."""
+        """Wait until the server answers, and watch it from then on. Raises RunFailedError if it does not answer.
+
+        One that is watched is not waited for: it is started again if need be, and connections wait for it.
+        """
+        if self._watcher.is_alive():
+            return
         while not is_healthy(self.url):
             if self._process is not None and (exit_code := self._process.poll()) is not None:
                 output = tail(self._log_file, LOG_LINES)

@@ -24,7 +24,7 @@ death may end the attempt."""
 
 # Ray's title has the class, and in a method that of the method: often verl's. verl's workers of rewards are none.
 _LOOP_WORKER = re.compile(rb"ray::(AgentLoopWorker\w*|(Tool|Grl)?LoopWorker|(Trajectory|MultiTurn|Harness)Worker)\b")
-_AGENT = re.compile(rb"ray::(Dashboard|RuntimeEnv)Agent\b")
+RAY_AGENT = re.compile(rb"ray::(Dashboard|RuntimeEnv)Agent\b")
 """Ray's own, with which its node dies."""
 
 _FORK_SERVER = b"turnmill.runs.fork_server.server"
@@ -67,7 +67,7 @@ def _watched(mark: str) -> Iterator[tuple[int, bytes]]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             title = (entry / "cmdline").read_bytes()
-            is_worker = title.startswith(b"ray::") and not _AGENT.match(title)
+            is_worker = title.startswith(b"ray::") and not RAY_AGENT.match(title)
             if not is_worker and _FORK_SERVER not in title:
                 continue
             if needle not in (entry / "environ").read_bytes().split(b"\0"):

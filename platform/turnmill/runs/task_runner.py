@@ -1,5 +1,6 @@
 """Ray actor that runs the trainer."""
 
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -46,9 +47,17 @@ class TurnTaskRunner:
 
     def run(
         self, job_json: str, model: str, reward_model: str | None, run_dir: str, device: str,
-        addresses: Mapping[str, str],
+        addresses: Mapping[str, str], attempt: int | None = None,
     ) -> None:  # fmt: skip
-        """Train to the last step. Raises the error of the training."""
+        """Train to the last step. Raises the error of the training.
+
+        `attempt` is the number of this attempt at the run; by default the one in the environment.
+        """
+        from turnmill.training.recorder import ATTEMPT
+
+        if attempt is not None:
+            # Ray's processes, of which this one inherits the others, may be of an earlier attempt.
+            os.environ[ATTEMPT] = str(attempt)
         import torch
 
         torch.set_num_threads(1)

@@ -62,6 +62,12 @@ class EmbeddedStore:
         assert self._folder is not None, "the store is not started"
         return self._folder
 
+    @property
+    def pid(self) -> int:
+        """Process id of the supervisor, of which the server is a child."""
+        assert self._supervisor is not None, "the store is not started"
+        return self._supervisor.pid
+
     def start(self) -> None:
         """Start the server and wait until it answers."""
         program = find_server()

@@ -17,8 +17,9 @@ from turnmill.core.errors import RunFailedError, SettingsError
 from turnmill.jobs import parse_job
 from turnmill.observability.run_folder import RunFolder, Silence
 from turnmill.runs import processes
-from turnmill.runs.local import RAY, RAY_RETRIES, _parent_of_sockets, _restore, _with_retries
+from turnmill.runs.local import RAY_RETRIES, _with_retries
 from turnmill.runs.preparation import finalize_run
+from turnmill.runs.ray_cluster import RAY, _restore, parent_of_sockets
 from turnmill.runs.watch import start_silence, watch
 from turnmill.training.recorder import ATTEMPT
 
@@ -41,8 +42,7 @@ def count_attempts(causes: Sequence[str], retries: int, path: Path) -> int:
         if count <= len(causes):
             raise RunFailedError("it broke", causes[count - 1])
 
-    with processes.owned(folder.path) as owner:
-        _with_retries(train, parse_job(job(retries=retries)), folder, owner)
+    _with_retries(train, lambda: None, parse_job(job(retries=retries)), folder)
     return count
 
 
@@ -61,8 +61,7 @@ def test_every_attempt_passes_its_number_to_the_processes_it_starts(tmp_path):
         if len(numbers) < 3:
             raise RunFailedError("it broke", "stalled")
 
-    with processes.owned(folder.path) as owner:
-        _with_retries(train, parse_job(job(retries=2)), folder, owner)
+    _with_retries(train, lambda: None, parse_job(job(retries=2)), folder)
 
     assert numbers == ["1", "2", "3"]
 
@@ -89,14 +88,13 @@ def test_a_disk_that_is_full_at_the_start_of_an_attempt_uses_a_retry(tmp_path):
         if errors:
             raise errors.pop()
 
-    with processes.owned(folder.path) as owner:
-        with pytest.raises(RunFailedError, match="No space left on device") as failed:
-            _with_retries(train, parse_job(job(retries=0)), folder, owner)
-        _with_retries(train, parse_job(job(retries=1)), folder, owner)
+    with pytest.raises(RunFailedError, match="No space left on device") as failed:
+        _with_retries(train, lambda: None, parse_job(job(retries=0)), folder)
+    _with_retries(train, lambda: None, parse_job(job(retries=1)), folder)
 
-        errors.append(OSError(errno.EIO, os.strerror(errno.EIO)))
-        with pytest.raises(OSError, match="Input/output error"):
-            _with_retries(train, parse_job(job(retries=1)), folder, owner)
+    errors.append(OSError(errno.EIO, os.strerror(errno.EIO)))
+    with pytest.raises(OSError, match="Input/output error"):
+        _with_retries(train, lambda: None, parse_job(job(retries=1)), folder)
 
     assert failed.value.cause == "run_folder"
 
@@ -114,7 +112,6 @@ def test_a_disk_that_stays_full_ends_the_run(tmp_path, monkeypatch):
     times = itertools.count(0, 400)
     monkeypatch.setattr("turnmill.runs.local.time.sleep", lambda _: None)
     monkeypatch.setattr("turnmill.runs.local.time.monotonic", lambda: next(times))
-    monkeypatch.setattr("turnmill.runs.processes.find_marked", lambda _: [])
     monkeypatch.setattr(RunFolder, "write_problem", lambda _: "full")
 
     with pytest.raises(RunFailedError, match="cannot be written to: full"):
@@ -272,9 +269,9 @@ def test_a_trainer_that_breaks_because_the_disk_is_full_fails_with_that_cause(tm
 
 def test_ray_sockets_go_to_tmp_if_the_temporary_folder_has_a_long_path(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/var/folders/with/a/long/name")
-    assert _parent_of_sockets() == "/tmp"
+    assert parent_of_sockets() == "/tmp"
     monkeypatch.setattr(tempfile, "tempdir", "/scratch")
-    assert _parent_of_sockets() == "/scratch"
+    assert parent_of_sockets() == "/scratch"
 
 
 def test_a_signal_that_ended_the_run_stays_ignored(monkeypatch):

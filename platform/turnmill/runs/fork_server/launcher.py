@@ -2,6 +2,8 @@
 
 import os
 import shlex
+import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +47,17 @@ class PythonForkServer:
         command = shlex.join([sys.executable, "-I", "-S", str(CLIENT), str(self._socket)])
         self.python.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         self.python.chmod(0o755)
+
+    def server_pid(self) -> int | None:
+        """Return the process that forks, which may be a fork itself; None if it is not there."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            try:
+                connection.connect(str(self._socket))
+                # The listener's, of the process that has called `listen`: unix(7).
+                peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            except OSError:
+                return None
+        return int(struct.unpack("3i", peer)[0])
 
     def close(self) -> None:
         """End the fork server and all processes that it forked."""

@@ -1,0 +1,131 @@
+"""What a run on this machine needs beside its trainer, and what of it outlives an attempt that fails."""
+
+import logging
+import time
+from contextlib import ExitStack
+
+import psutil
+
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.progress import read_progress
+from turnmill.observability.run_folder import RunFolder
+from turnmill.runs import processes
+from turnmill.runs.ray_cluster import RayCluster, ray_cluster
+from turnmill.runs.services import Services, services
+from turnmill.runs.still_processes import RAY_AGENT
+
+FREE_SECONDS, LOOK_SECONDS = 10.0, 0.1
+"""Time for Ray to notice that an attempt has ended, and between two looks."""
+
+log = logging.getLogger(__name__)
+
+
+class Infrastructure:
+    """Ray cluster, store and tool server of a run. Started once, and again if they are no longer fit for an attempt."""
+
+    def __init__(self, job: AgentTrainingJob, folder: RunFolder, device: str, owner: processes.Owner) -> None:
+        self._job = job
+        self._folder = folder
+        self._device = device
+        self._owner = owner
+        self._stack = ExitStack()
+        self._services: Services | None = None
+        self._cluster: RayCluster | None = None
+        self._started: frozenset[int] = frozenset()
+        """Ray's own processes, and the one that has become the fork server or waits for it."""
+
+        self._steps_done: int | None = None
+        """Steps that were complete at the end of the last attempt, if there was one."""
+
+    def start(self) -> Services:
+        """Return tool server and store; start them and Ray unless they run. Raises RunFailedError."""
+        if self._services is None:
+            with ExitStack() as stack:
+                running = stack.enter_context(services(self._job, self._folder, self._owner))
+                self._cluster = stack.enter_context(ray_cluster(self._job, self._device, self._owner, self._folder))
+                children = {child.pid for child in psutil.Process().children()}
+                self._started = frozenset(children & set(processes.find_marked(self._owner.mark)))
+                self._started -= running.process_ids()
+                self._stack = stack.pop_all()
+            self._services = running
+        return self._services
+
+    def clear(self) -> None:
+        """End the processes of an attempt that has failed, and all others unless the next attempt can use them."""
+        if self._has_advanced() and self._is_there() and self._is_free():
+            return
+        self.close()
+        processes.terminate_marked(self._owner.mark)
+
+    def close(self) -> None:
+        """Stop everything."""
+        self._services = self._cluster = None
+        self._stack.close()
+
+    def _has_advanced(self) -> bool:
+        """Return whether the attempt has trained, and has come further than the one before: else Ray may be why."""
+        progress, before = read_progress(self._folder), self._steps_done
+        self._steps_done = None if progress is None else progress.done
+        return progress is not None and progress.phase == "training" and (before is None or progress.done > before)
+
+    def _is_there(self) -> bool:
+        """Return whether all processes run that Ray consists of."""
+        return self._cluster is not None and all(map(_runs, self._started))
+
+    def _is_free(self) -> bool:
+        """End the processes of the attempt, and return whether Ray then says that it has none."""
+        import ray
+
+        assert self._cluster is not None
+        assert self._services is not None
+        stay, server = set(self._started), self._cluster.fork_server
+        if server is not None:
+            if (pid := server.server_pid()) is None:
+                return False
+            stay.add(pid)
+        running = self._services.process_ids
+        processes.terminate_marked(self._owner.mark, but=lambda: stay | running() | self._agents())
+        self._cluster.keep_logs(self._folder)
+        deadline = time.monotonic() + FREE_SECONDS
+        try:
+            _remove_placement_groups()
+            while not (free := _is_unused()) and time.monotonic() < deadline:
+                time.sleep(LOOK_SECONDS)
+        except ray.exceptions.RayError as error:
+            log.warning("Ray does not answer and is started again", extra={"error": str(error)})
+            return False
+        if not free:
+            log.warning("Ray still has processes of the last attempt and is started again")
+        return free
+
+    def _agents(self) -> set[int]:
+        """Return the processes that Ray's node starts for itself beside workers."""
+        marked = processes.find_marked(self._owner.mark)
+        return {pid for pid in marked if RAY_AGENT.match(processes.title(pid))}
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _remove_placement_groups() -> None:
+    """Free what an attempt has reserved: Ray does that at the end of a whole driver alone."""
+    import ray
+    from ray.util.placement_group import PlacementGroup
+
+    for name, group in ray.util.placement_group_table().items():
+        if group["state"] != "REMOVED":
+            ray.util.remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(name))))
+
+
+def _is_unused() -> bool:
+    """Return whether Ray has no named actor, and all processors and devices are free."""
+    import ray
+
+    if ray.util.list_named_actors(all_namespaces=True):
+        return False
+    free, there = ray.available_resources(), ray.cluster_resources()
+    return all(bool(free.get(name, 0.0) >= there.get(name, 0.0)) for name in ("CPU", "GPU"))

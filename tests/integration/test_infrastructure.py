@@ -1,0 +1,124 @@
+"""Ray outlives an attempt that fails, and is started again where it may be why."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from support.jobs import job
+from support.server_process import alive, eventually
+from turnmill.jobs import parse_job
+from turnmill.observability.progress import Progress, write_progress
+from turnmill.observability.run_folder import RunFolder
+from turnmill.runs import processes
+from turnmill.runs.fork_server import modules
+from turnmill.runs.infrastructure import Infrastructure
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    return folder
+
+
+@pytest.fixture
+def infrastructure(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Infrastructure]:
+    """That of a run whose fork server has imported nothing but Ray."""
+    monkeypatch.setattr(modules, "EARLY", ())
+    monkeypatch.setattr(modules, "LATE", ("turnmill.runs.fork_server.patch_ray",))
+    with (
+        processes.owned(folder.path) as owner,
+        closing(Infrastructure(parse_job(job(retries=2)), folder, "cpu", owner)) as infrastructure,
+    ):
+        infrastructure.start()
+        yield infrastructure
+
+
+@ray.remote(num_cpus=0)
+class Trainer:
+    """Reserves a device and starts a process there, as the actor does that trains."""
+
+    def start(self) -> int:
+        self.group = ray.util.placement_group([{"CPU": 1, "GPU": 1}])
+        ray.get(self.group.ready())
+        where = PlacementGroupSchedulingStrategy(self.group)
+        self.worker = Worker.options(name="worker", scheduling_strategy=where).remote()
+        return int(ray.get(self.worker.pid.remote()))
+
+
+@ray.remote(num_cpus=1, num_gpus=1)
+class Worker:
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def attempt(folder: RunFolder, *, steps: int, phase: str = "training") -> int:
+    """Do as an attempt does that fails after so many steps; return a process that it leaves."""
+    trainer = Trainer.options(name="trainer").remote()
+    write_progress(folder, Progress(phase=phase, done=steps))
+    return int(ray.get(trainer.start.remote(), timeout=60))
+
+
+def node() -> str:
+    return str(ray.nodes()[0]["NodeID"])
+
+
+def test_the_next_attempt_finds_ray_without_the_processes_of_the_last_one(
+    infrastructure: Infrastructure, folder: RunFolder
+):
+    first, server = node(), infrastructure._cluster.fork_server.server_pid()
+    left = [attempt(folder, steps=1)]
+
+    infrastructure.clear()
+    infrastructure.start()
+    left.append(attempt(folder, steps=2))
+    os.kill(left[-1], signal.SIGSTOP)
+    infrastructure.clear()
+    infrastructure.start()
+    left.append(attempt(folder, steps=3))
+
+    assert node() == first
+    assert psutil.Process(left[-1]).ppid() == server
+    assert [alive(pid) for pid in left] == [False, False, True]
+
+    # It came no further.
+    infrastructure.clear()
+    infrastructure.start()
+    left.append(attempt(folder, steps=3))
+    infrastructure.clear()
+    assert not ray.is_initialized()
+    infrastructure.start()
+    assert node() != first
+    assert not any(map(alive, left))
+
+    # It did not even begin.
+    left.append(attempt(folder, steps=4, phase="starting"))
+    infrastructure.clear()
+    assert not ray.is_initialized()
+    assert not any(map(alive, left))
+
+
+@pytest.mark.parametrize("title", ["raylet", "fork_server.server"])
+def test_ray_is_started_again_if_one_of_its_processes_has_died(
+    infrastructure: Infrastructure, folder: RunFolder, title: str
+):
+    first, left = node(), attempt(folder, steps=1)
+    if title == "raylet":
+        process = next(child for child in psutil.Process().children() if child.name() == title)
+    else:
+        process = psutil.Process(infrastructure._cluster.fork_server.server_pid())
+    process.kill()
+    eventually(lambda: not alive(process.pid), seconds=10)
+
+    infrastructure.clear()
+    infrastructure.start()
+
+    assert not alive(left)
+    assert node() != first
