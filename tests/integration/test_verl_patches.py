@@ -6,6 +6,7 @@ Where another test in this process may have applied the patch, the test examines
 import importlib.metadata
 import importlib.util
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 import torch
 import verl
 import verl.utils.distributed
@@ -31,6 +33,7 @@ from verl.workers.engine.fsdp import transformer_impl
 
 from support.vision import tiny_vision_model
 from turnmill.core.process_mark import PROCESS_MARK
+from turnmill.runs.ray_cluster import SETUP_WORKER
 from turnmill.training.verl.config import compose_defaults
 from turnmill.training.verl.patches import (
     Patch,
@@ -226,6 +229,43 @@ def test_actor_class_ids_is_needed():
 
 def test_actor_classes_get_ids_from_the_system():
     assert not draws_an_id_for_an_actor_class(patched=True)
+
+
+RAYS_SETUP_WORKER = Path(ray.__file__).with_name("_private") / "workers" / "setup_worker.py"
+
+
+def set_up(script: Path, folder: Path, context: dict[str, object], *flags: str) -> subprocess.CompletedProcess[str]:
+    """Let a script set up a worker that prints its arguments and variables."""
+    worker, rays = folder / "worker.py", folder / RAYS_SETUP_WORKER.name
+    worker.write_text("import os, sys; print(sys.argv[1:], [os.environ.get(name) for name in 'ABC'])")
+    rays.write_text(
+        f"import runpy; print('by Ray', flush=True); runpy.run_path({str(RAYS_SETUP_WORKER)!r}, run_name='__main__')"
+    )
+    options = [f"--serialized-runtime-env-context={json.dumps(context)}", "--language=PYTHON"]
+    command = [sys.executable, *flags, str(script), str(worker), "--name=a b", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=os.environ | {"C": "c"})
+
+
+def test_worker_setup_is_needed(tmp_path):
+    """Ray's script imports Ray, only to set variables and execute the worker."""
+    assert "| ray._private" in set_up(RAYS_SETUP_WORKER, tmp_path, {}, "-X", "importtime").stderr.replace("|   ", "| ")
+
+
+@pytest.mark.parametrize(
+    ("context", "by_ray"),
+    [
+        ({}, False),
+        ({"env_vars": {"A": "a 'b'", "B": ""}, "java_jars": [], "override_worker_entrypoint": None}, False),
+        ({"env_vars": {"A": "1"}, "py_executable": f"'{sys.executable}' -E"}, False),
+        ({"env_vars": {"A": "${C}/${NOT_THERE}"}}, True),
+        ({"env_vars": {"A": "1"}, "command_prefix": ["B=2"]}, True),
+    ],
+)
+def test_workers_are_set_up_as_by_rays_script(tmp_path: Path, context: dict[str, object], by_ray: bool):
+    done, expected = (set_up(script, tmp_path, context).stdout for script in (SETUP_WORKER, RAYS_SETUP_WORKER))
+
+    assert done == ("by Ray\n" if by_ray else "") + expected
+    assert expected.startswith("['--name=a b'] [")
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from turnmill.training import accelerators
 RAY = "ray"
 """Cause of the failure of a run whose Ray does not start."""
 
+SETUP_WORKER = Path(__file__).with_name("setup_worker.py")
 TEMPORARY = "tmp"
 # A socket's path has at most 107; `/turnmill-ray-...`, `/session_...` and `/sockets/plasma_store` take 89.
 MAX_TEMPORARY_CHARACTERS = 18
@@ -83,23 +84,28 @@ def _start_ray(
 ) -> None:
     import ray
 
+    from turnmill.training.verl.patches import worker_setup
+
     # It reports that this cluster requires a token, as intended.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        ray.init(
-            address="local",
-            # Without GPUs, verl still counts them for placement: a logical resource, one per training process.
-            **accelerators.local_resources(job, logical_gpus=device == "cpu", cpus=os.cpu_count() or 1),
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-            object_store_memory=256 * 1024**2 if device == "cpu" else None,
-            _temp_dir=str(temp_dir),
-            runtime_env=runtime_env(
-                environment, [str(fork_server.python)] if fork_server else [], temp_dir / TEMPORARY
-            ),
-        )
+        with worker_setup.applied(SETUP_WORKER):
+            ray.init(
+                address="local",
+                # Without GPUs, verl still counts them for placement: a logical resource, one per training process.
+                **accelerators.local_resources(job, logical_gpus=device == "cpu", cpus=os.cpu_count() or 1),
+                include_dashboard=False,
+                # It would start workers without the variables of the run's, which none of them could use.
+                _system_config={"prestart_worker_first_driver": False},
+                log_to_driver=False,
+                configure_logging=False,
+                object_store_memory=256 * 1024**2 if device == "cpu" else None,
+                _temp_dir=str(temp_dir),
+                runtime_env=runtime_env(
+                    environment, [str(fork_server.python)] if fork_server else [], temp_dir / TEMPORARY
+                ),
+            )
     except Exception as error:
         # A plain Exception if the machine is too busy for Ray to start in time.
         raise RunFailedError(

@@ -13,6 +13,7 @@ from turnmill.training.verl.patches import (
     value_head_attention,
     vision_attention,
     weight_sockets,
+    worker_setup,
 )
 
 ALL: dict[str, Patch] = {
@@ -25,6 +26,7 @@ ALL: dict[str, Patch] = {
         queue_controller,
         queue_decoding,
         actor_class_ids,
+        worker_setup,
         linear_weights,
         position_rows,
         no_pictures,
