@@ -95,6 +95,30 @@ def test_a_client_waits_for_a_server_that_does_not_listen_yet(tmp_path, modules)
     assert int(result.stdout) == server.process.pid
 
 
+def test_a_client_waits_for_a_server_that_waits_for_the_imports_of_another(tmp_path, modules):
+    (modules / "slow.py").write_text("import time\ntime.sleep(7)\n")
+    early, late = tmp_path / "early", tmp_path / "late"
+    early.mkdir()
+    late.mkdir()
+    first = PythonForkServer(early, ("slow",), ())
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(INTERPRETER, str(first.python))
+        second = PythonForkServer(late, ("slow",), ())
+
+    result = run(second, "-c", "import os; print(os.getppid())")
+
+    assert int(result.stdout) == second.server_pid()
+    second.close()
+    first.close()
+
+
+def test_a_client_runs_python_itself_if_the_server_has_died_before_it_listened(server, tmp_path):
+    server.close()
+    tmp_path.joinpath("fork_server.sock").unlink(missing_ok=True)
+
+    assert run(server, "-c", "print('here')").stdout == "here\n"
+
+
 def test_a_client_that_dies_while_it_waits_does_not_affect_other_clients(server):
     earlier = subprocess.Popen([str(server.python), "-c", "print('here', flush=True); input()"], stdin=-1, stdout=-1)
     assert earlier.stdout is not None

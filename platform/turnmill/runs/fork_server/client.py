@@ -13,7 +13,8 @@ import sys
 import time
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_CONNECT_SECONDS = 5.0
+_CONNECT_SECONDS, _START_SECONDS = 5.0, 45.0
+"""Time for a server to be there; more where it is known to start. Ray waits a minute for its workers."""
 
 
 def main() -> None:
@@ -52,21 +53,31 @@ def _send_request(connection: socket.socket, arguments: "list[str]") -> bool:
 
 def _connect(path: str) -> "socket.socket | None":
     """Connect to the fork server; return None if there is none."""
-    deadline = time.monotonic() + _CONNECT_SECONDS
-    while time.monotonic() < deadline:
+    began = time.monotonic()
+    while time.monotonic() < began + (_START_SECONDS if _is_starting(path) else _CONNECT_SECONDS):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(path)
         except FileNotFoundError:
             if not os.path.isdir(os.path.dirname(path)):  # noqa: PTH112, PTH120
                 return None
-            # The server binds its socket first, so it is starting.
+            # The server binds its socket first, but may itself have to wait for the imports of another one.
             time.sleep(0.05)
         except OSError:
             return None
         else:
             return connection
     return None
+
+
+def _is_starting(path: str) -> bool:
+    """Return whether the process that becomes the fork server is there."""
+    try:
+        with open(path + ".pid") as file:  # noqa: PTH123
+            os.kill(int(file.read()), 0)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _open_descriptors(own: int) -> "list[int]":

@@ -42,6 +42,8 @@ class PythonForkServer:
                 # Before it is executed, as the interpreter may be a client, whose end ends the fork that is the server.
                 preexec_fn=None if outlives_parent else forking.die_with_parent,
             )
+        # Clients wait for its socket as long as it is there.
+        Path(f"{self._socket}.pid").write_text(str(self.process.pid))
 
     def _write_executable(self) -> None:
         command = shlex.join([sys.executable, "-I", "-S", str(CLIENT), str(self._socket)])
