@@ -16,7 +16,8 @@ _KNOWN = {"env_vars", "py_executable"}
 def main(arguments: "list[str]") -> None:
     """Execute the worker."""
     worker = [each for each in arguments if not each.startswith((_CONTEXT, _LANGUAGE))]
-    context = next((json.loads(each[len(_CONTEXT) :]) for each in arguments if each.startswith(_CONTEXT)), {})
+    given = [json.loads(each[len(_CONTEXT) :]) for each in arguments if each.startswith(_CONTEXT)]
+    context = given[0] if given else {}
     variables = context.get("env_vars") or {}
     if (
         _LANGUAGE not in arguments
