@@ -47,7 +47,10 @@ waits for |
 same time: productive time as a share of all, as for Llama 3. A step that is slow because of a fault counts as \
 productive here; the undisturbed run's is in brackets |
 | lost each | turns lost, for each trajectory that was in flight when a fault came: each fault meets one step's |
-| late s | the seconds by which steps were late, of all faults together |
+| late s | the seconds by which steps were late, of all faults together: what they took beyond the undisturbed run's \
+median step |
+| by delays | ETTR from *undisturbed s* and *late s*. If the machine was slow for a part of the undisturbed run alone, \
+ETTR is too high, and this less so |
 | lasted s | for how long faults that pass were there; no recovery saves it where work needs what is gone |
 
 """
@@ -57,8 +60,8 @@ What each fault cost: the seconds by which steps were late, on average, and in b
 that of the faults in the same step, in equal parts, else of the last one before it."""
 
 HEADER = ("faults", "every s", "seed", "round", "result", "steps", "number", "turns lost", "lost each",
-          "effects repeated", "rewards faked", "left out", "ETTR", "own ETTR", "undisturbed s", "late s", "lasted s",
-          "commit")  # fmt: skip
+          "effects repeated", "rewards faked", "left out", "ETTR", "by delays", "own ETTR", "undisturbed s", "late s",
+          "lasted s", "commit")  # fmt: skip
 
 
 def section(results: Sequence[CadenceResult], titles: dict[str, str]) -> str:
@@ -96,7 +99,8 @@ def row(result: CadenceResult) -> list[str]:
         result.fault, f"{result.every:g}", str(result.seed), str(result.round),
         result.outcome if result.outcome == "ended" else f"**{result.outcome}**", str(result.steps),
         str(len(result.injected)), str(result.turns_lost), f"{result.turns_lost_each:.2f}",
-        str(result.effects_repeated), str(result.rewards_faked), str(result.left_out), f"{result.ettr:.0%}", own,
+        str(result.effects_repeated), str(result.rewards_faked), str(result.left_out), f"{result.ettr:.0%}",
+        f"{result.ettr_by_delays:.0%}", own,
         f"{result.undisturbed_seconds:.0f}", f"{sum(seconds for _, seconds in result.injected):.0f}",
         f"{sum(lasting(fault(kind), result.every) for kind, _ in result.injected):.0f}", f"`{result.commit}`",
     ]  # fmt: skip
@@ -109,7 +113,8 @@ def _sentences(results: Sequence[CadenceResult]) -> list[str]:
 
 
 def _sentence(every: float, group: str, results: Sequence[CadenceResult]) -> str:
-    ettr = f"ETTR {statistics.median(result.ettr for result in results):.0%}"
+    delays = statistics.median(result.ettr_by_delays for result in results)
+    ettr = f"ETTR {statistics.median(result.ettr for result in results):.0%} ({delays:.0%} by delays)"
     runs = "one run" if len(results) == 1 else f"{len(results)} runs (median)"
     hung = sum(result.outcome == "hung" for result in results)
     effects, rewards = sum(r.effects_repeated for r in results), sum(r.rewards_faked for r in results)

@@ -54,6 +54,12 @@ class CadenceResult(Result):
         """Turns lost for each trajectory that was in flight when a fault came."""
         return self.turns_lost / max(1, len(self.injected) * TASKS_PER_STEP * GROUP_SIZE)
 
+    @property
+    def ettr_by_delays(self) -> float:
+        """ETTR from the delays of steps, of which each is beside the undisturbed run's median step."""
+        late = max(0.0, sum(seconds for _, seconds in self.injected))
+        return self.undisturbed_seconds / (self.undisturbed_seconds + late)
+
 
 def latest_cadences() -> list[CadenceResult]:
     """Return the last result of each system, group, cadence, seed and round."""

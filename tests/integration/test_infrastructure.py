@@ -11,7 +11,7 @@ import pytest
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from support.jobs import job
+from support.jobs import job, tool_job
 from support.server_process import alive, eventually
 from turnmill.jobs import parse_job
 from turnmill.observability.progress import Progress, write_progress
@@ -105,20 +105,46 @@ def test_the_next_attempt_finds_ray_without_the_processes_of_the_last_one(
     assert not any(map(alive, left))
 
 
-@pytest.mark.parametrize("title", ["raylet", "fork_server.server"])
-def test_ray_is_started_again_if_one_of_its_processes_has_died(
-    infrastructure: Infrastructure, folder: RunFolder, title: str
+@pytest.mark.parametrize(
+    ("title", "by"),
+    [("raylet", signal.SIGKILL), ("fork_server.server", signal.SIGKILL), ("fork_server.server", signal.SIGSTOP)],
+)
+def test_ray_is_started_again_if_one_of_its_processes_has_died_or_stands_still(
+    infrastructure: Infrastructure, folder: RunFolder, title: str, by: signal.Signals
 ):
     first, left = node(), attempt(folder, steps=1)
     if title == "raylet":
         process = next(child for child in psutil.Process().children() if child.name() == title)
     else:
         process = psutil.Process(infrastructure._cluster.fork_server.server_pid())
-    process.kill()
-    eventually(lambda: not alive(process.pid), seconds=10)
+    process.send_signal(by)
+    eventually(lambda: by == signal.SIGSTOP or not alive(process.pid), seconds=10)
 
     infrastructure.clear()
     infrastructure.start()
 
     assert not alive(left)
     assert node() != first
+
+
+def test_a_store_without_its_supervisor_is_started_again(folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(modules, "EARLY", ())
+    monkeypatch.setattr(modules, "LATE", ("turnmill.runs.fork_server.patch_ray",))
+    mine = parse_job(tool_job(agent__toolServerUrl="http://127.0.0.1:9", retries=2))
+    with (
+        processes.owned(folder.path) as owner,
+        closing(Infrastructure(mine, folder, "cpu", owner)) as infrastructure,
+    ):
+        running = infrastructure.start()
+        assert running.store is not None
+        left, supervisor = attempt(folder, steps=1), running.store.pid
+        infrastructure.clear()
+        assert infrastructure.start() is running
+
+        os.kill(supervisor, signal.SIGKILL)
+        eventually(lambda: not alive(supervisor), seconds=10)
+        write_progress(folder, Progress(phase="training", done=2))
+        infrastructure.clear()
+
+        assert infrastructure.start() is not running
+        assert not alive(left)

@@ -69,8 +69,11 @@ class Infrastructure:
         return progress is not None and progress.phase == "training" and (before is None or progress.done > before)
 
     def _is_there(self) -> bool:
-        """Return whether all processes run that Ray consists of."""
-        return self._cluster is not None and all(map(_runs, self._started))
+        """Return whether all runs that Ray consists of, and the store's supervisor: nothing starts these again."""
+        if self._services is None:
+            return False
+        store = self._services.store
+        return all(map(_runs, self._started)) and (store is None or _runs(store.pid))
 
     def _is_free(self) -> bool:
         """End the processes of the attempt, and return whether Ray then says that it has none."""
@@ -80,7 +83,7 @@ class Infrastructure:
         assert self._services is not None
         stay, server = set(self._started), self._cluster.fork_server
         if server is not None:
-            if (pid := server.server_pid()) is None:
+            if (pid := server.server_pid()) is None or not _runs(pid):
                 return False
             stay.add(pid)
         running = self._services.process_ids
@@ -105,8 +108,9 @@ class Infrastructure:
 
 
 def _runs(pid: int) -> bool:
+    """Return whether a process is there, and no signal has stopped it."""
     try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
     except psutil.NoSuchProcess:
         return False
 
