@@ -106,9 +106,9 @@ LIMITS = """\
   was 8 to 20 then, and a start took up to five minutes. From 2026-11-29 on, other machines took half of the processors'
   time. `recover` and ETTR are coarse; the counts beside them are not.
 - Runs with a single fault were made while a call had 30 s in each system, and with turnmill's code before
-  `toolOutageTimeout`, but for turnmill's *disk full*, *kill trainer*, *kill engine*, *kill engine core* and
-  *stop engine core*; each names its commit. Their turnmill waits longer for a call that is never answered, and in
-  *stop trainer*, *stop engine* and *transfer cut* it starts Ray again.
+  `toolOutageTimeout`, but for turnmill's *disk full*, *transfer cut*, *kill trainer*, *kill engine*, *kill engine
+  core* and *stop engine core*; each names its commit. Their turnmill waits longer for a call that is never answered,
+  and in *stop trainer* and *stop engine* it starts Ray again.
 - As weights do not change, a policy whose weights were handed over in part would not be noticed; whether the run goes
   on is.
 - A turn whose text was being generated when a process died leaves no line, and is not among the turns lost.
