@@ -55,10 +55,14 @@ class CadenceResult(Result):
         return self.turns_lost / max(1, len(self.injected) * TASKS_PER_STEP * GROUP_SIZE)
 
     @property
+    def late_seconds(self) -> float:
+        """Seconds by which steps were late, of all faults together."""
+        return sum(seconds for _, seconds in self.injected)
+
+    @property
     def ettr_by_delays(self) -> float:
         """ETTR from the delays of steps, of which each is beside the undisturbed run's median step."""
-        late = max(0.0, sum(seconds for _, seconds in self.injected))
-        return self.undisturbed_seconds / (self.undisturbed_seconds + late)
+        return self.undisturbed_seconds / (self.undisturbed_seconds + max(0.0, self.late_seconds))
 
 
 def latest_cadences() -> list[CadenceResult]:
