@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,12 +15,45 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from support.jobs import job, tool_job
 from support.server_process import alive, eventually
+from turnmill.core.activity import is_stopped
 from turnmill.jobs import parse_job
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
 from turnmill.runs import processes
 from turnmill.runs.fork_server import modules
 from turnmill.runs.infrastructure import Infrastructure
+
+ORPHAN = """
+import os, signal, sys, time
+from pathlib import Path
+
+import psutil
+
+from support.jobs import job
+from turnmill.jobs import parse_job
+from turnmill.observability.run_folder import RunFolder
+from turnmill.runs import processes
+from turnmill.runs.fork_server import modules
+from turnmill.runs.ray_cluster import ray_cluster
+
+parent = os.getpid()
+if os.fork():
+    os._exit(0)
+while os.getppid() == parent:
+    time.sleep(0.05)
+folder = RunFolder(Path(sys.argv[1]))
+Path("began").write_text(f"{os.getpid()} {os.getppid()}")
+modules.EARLY = modules.LATE = ()
+with processes.owned(folder.path) as owner, ray_cluster(parse_job(job()), "cpu", owner, folder):
+    import ray
+
+    ray.get(ray.put("the node answers"))
+    node = next(child for child in psutil.Process().children() if child.name() == "raylet")
+    node.send_signal(signal.SIGKILL)
+    node.wait(10)
+    time.sleep(3)
+Path("ended").touch()
+"""
 
 
 @pytest.fixture
@@ -118,7 +153,7 @@ def test_ray_is_started_again_if_one_of_its_processes_has_died_or_stands_still(
     else:
         process = psutil.Process(infrastructure._cluster.fork_server.server_pid())
     process.send_signal(by)
-    eventually(lambda: by == signal.SIGSTOP or not alive(process.pid), seconds=10)
+    eventually(lambda: is_stopped(process.pid) or not alive(process.pid), seconds=10)
 
     infrastructure.clear()
     infrastructure.start()
@@ -148,3 +183,17 @@ def test_a_store_without_its_supervisor_is_started_again(folder: RunFolder, monk
 
         assert infrastructure.start() is not running
         assert not alive(left)
+
+
+def test_a_run_that_goes_on_without_its_shell_outlives_its_node(folder: RunFolder, tmp_path: Path):
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = os.environ | {"PYTHONPATH": paths}
+    subprocess.run([sys.executable, "-c", ORPHAN, folder.path], cwd=tmp_path, env=environment, check=True, timeout=60)
+    eventually(lambda: (tmp_path / "began").exists(), seconds=30)
+    pid, parent = map(int, (tmp_path / "began").read_text().split())
+    if parent != 1:
+        pytest.skip("a process of this machine adopts others before init does")
+
+    eventually(lambda: not alive(pid), seconds=60)
+
+    assert (tmp_path / "ended").exists()

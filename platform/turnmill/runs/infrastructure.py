@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Collection
 from contextlib import ExitStack
 
 import psutil
@@ -52,7 +53,7 @@ class Infrastructure:
 
     def clear(self) -> None:
         """End the processes of an attempt that has failed, and all others unless the next attempt can use them."""
-        if self._has_advanced() and self._is_there() and self._is_free():
+        if self._has_advanced() and self._is_cleared():
             return
         self.close()
         processes.terminate_marked(self._owner.mark)
@@ -68,43 +69,31 @@ class Infrastructure:
         self._steps_done = None if progress is None else progress.done
         return progress is not None and progress.phase == "training" and (before is None or progress.done > before)
 
-    def _is_there(self) -> bool:
-        """Return whether all runs that Ray consists of, and the store's supervisor: nothing starts these again."""
+    def _is_cleared(self) -> bool:
+        """End the processes of the attempt, and return whether what stays can be used.
+
+        Nothing starts Ray's own processes, the fork server and the store's supervisor again.
+        """
         if self._services is None:
             return False
-        store = self._services.store
-        return all(map(_runs, self._started)) and (store is None or _runs(store.pid))
-
-    def _is_free(self) -> bool:
-        """End the processes of the attempt, and return whether Ray then says that it has none."""
-        import ray
-
         assert self._cluster is not None
-        assert self._services is not None
-        stay, server = set(self._started), self._cluster.fork_server
+        stay, server, store = set(self._started), self._cluster.fork_server, self._services.store
         if server is not None:
-            if (pid := server.server_pid()) is None or not _runs(pid):
+            if (pid := server.server_pid()) is None:
                 return False
             stay.add(pid)
+        if store is not None:
+            stay.add(store.pid)
         running = self._services.process_ids
-        processes.terminate_marked(self._owner.mark, but=lambda: stay | running() | self._agents())
+        processes.terminate_marked(self._owner.mark, but=lambda marked: stay | running() | _agents(marked))
         self._cluster.keep_logs(self._folder)
-        deadline = time.monotonic() + FREE_SECONDS
-        try:
-            _remove_placement_groups()
-            while not (free := _is_unused()) and time.monotonic() < deadline:
-                time.sleep(LOOK_SECONDS)
-        except ray.exceptions.RayError as error:
-            log.warning("Ray does not answer and is started again", extra={"error": str(error)})
-            return False
-        if not free:
-            log.warning("Ray still has processes of the last attempt and is started again")
-        return free
+        # Looked at last: a signal may reach a process late.
+        return all(map(_runs, stay)) and _is_free()
 
-    def _agents(self) -> set[int]:
-        """Return the processes that Ray's node starts for itself beside workers."""
-        marked = processes.find_marked(self._owner.mark)
-        return {pid for pid in marked if RAY_AGENT.match(processes.title(pid))}
+
+def _agents(marked: Collection[int]) -> set[int]:
+    """Return the processes that Ray's node starts for itself beside workers."""
+    return {pid for pid in marked if RAY_AGENT.match(processes.title(pid))}
 
 
 def _runs(pid: int) -> bool:
@@ -113,6 +102,23 @@ def _runs(pid: int) -> bool:
         return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
     except psutil.NoSuchProcess:
         return False
+
+
+def _is_free() -> bool:
+    """Free what the attempt has reserved, and return whether Ray says in time that nothing uses it."""
+    import ray
+
+    deadline = time.monotonic() + FREE_SECONDS
+    try:
+        _remove_placement_groups()
+        while not (free := _is_unused()) and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+    except ray.exceptions.RayError as error:
+        log.warning("Ray does not answer and is started again", extra={"error": str(error)})
+        return False
+    if not free:
+        log.warning("Ray still has processes of the last attempt and is started again")
+    return free
 
 
 def _remove_placement_groups() -> None:

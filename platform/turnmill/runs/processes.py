@@ -104,15 +104,15 @@ def _clean_up(mark: str, folders: list[str]) -> None:
         socket.unlink(missing_ok=True)
 
 
-def terminate_marked(mark: str, *, but: Callable[[], Collection[int]] = tuple) -> None:
+def terminate_marked(mark: str, *, but: Callable[[Collection[int]], Collection[int]] = lambda marked: ()) -> None:
     """Terminate all processes with a mark, kill those that remain, and return when all have ended.
 
-    `but` returns those that are left alone.
+    `but` is given those that are found, and returns the ones that are left alone.
     """
     deadline = time.monotonic() + GRACE_SECONDS
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
-        while marked := set(find_marked(mark)).difference(but()):
-            for pid in marked:
+        while ending := (marked := set(find_marked(mark))).difference(but(marked)):
+            for pid in ending:
                 send_signal(pid, signal_number)
             if time.monotonic() > deadline:
                 break

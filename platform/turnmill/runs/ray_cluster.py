@@ -54,7 +54,8 @@ def ray_cluster(job: AgentTrainingJob, device: str, owner: processes.Owner, fold
     owner.remember_folder(temp_dir)
     (temp_dir / TEMPORARY).mkdir()
     environment = process_environment(device) | {VARIABLE: str(folder.path)}
-    os.environ.update(environment)
+    # Else Ray ends this process with its node, without a word, where the process that started it has ended.
+    os.environ.update(environment | {"RAY_RAYLET_PID": str(os.getpid())})
     fork_server = PythonForkServer(temp_dir, modules.EARLY, modules.LATE) if device == "cpu" else None
     import ray
 
