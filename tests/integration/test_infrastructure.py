@@ -21,7 +21,7 @@ from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
 from turnmill.runs import processes
 from turnmill.runs.fork_server import modules
-from turnmill.runs.infrastructure import Infrastructure
+from turnmill.runs.infrastructure import NODE, Infrastructure
 
 ORPHAN = """
 import os, signal, sys, time
@@ -142,13 +142,19 @@ def test_the_next_attempt_finds_ray_without_the_processes_of_the_last_one(
 
 @pytest.mark.parametrize(
     ("title", "by"),
-    [("raylet", signal.SIGKILL), ("fork_server.server", signal.SIGKILL), ("fork_server.server", signal.SIGSTOP)],
+    [
+        ("raylet", signal.SIGKILL),
+        pytest.param("gcs_server", signal.SIGKILL, marks=pytest.mark.nightly),
+        ("gcs_server", signal.SIGSTOP),
+        pytest.param("fork_server.server", signal.SIGKILL, marks=pytest.mark.nightly),
+        ("fork_server.server", signal.SIGSTOP),
+    ],
 )
 def test_ray_is_started_again_if_one_of_its_processes_has_died_or_stands_still(
     infrastructure: Infrastructure, folder: RunFolder, title: str, by: signal.Signals
 ):
     first, left = node(), attempt(folder, steps=1)
-    if title == "raylet":
+    if title in NODE:
         process = next(child for child in psutil.Process().children() if child.name() == title)
     else:
         process = psutil.Process(infrastructure._cluster.fork_server.server_pid())

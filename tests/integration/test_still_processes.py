@@ -20,9 +20,10 @@ from turnmill.core import activity
 from turnmill.core.activity import runs_of_threads
 from turnmill.core.process_mark import PROCESS_MARK
 from turnmill.jobs import parse_job
+from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.trajectory_worker import TrajectoryWorker
 from turnmill.runs import still_processes
-from turnmill.runs.still_processes import still_processes_killed
+from turnmill.runs.still_processes import RayNode, still_processes_killed
 
 JOB = parse_job(tool_job())
 PTRACE_ATTACH = 16
@@ -193,3 +194,34 @@ def test_all_workers_whose_trajectories_others_carry_on_are_known_by_their_title
 
     # That of verlog's episodes has no store to carry them on from.
     assert {title for title in titles if not still_processes._LOOP_WORKER.match(title)} == {b"ray::EpisodeLoopWorker"}
+
+
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_attempt_ends_if_the_node_or_the_controller_of_ray_ends_or_stands_still(start, tmp_path, monkeypatch, by):
+    monkeypatch.setattr(still_processes, "STILL_LOOKS", 3)
+    folder, controller, node = RunFolder(tmp_path), start("gcs_server"), start("raylet")
+    both = RayNode({controller.pid: "gcs_server", node.pid: "raylet"}, folder)
+
+    with still_processes_killed(JOB, MARK, can_retry=True, node=both):
+        time.sleep(3 * still_processes.LOOK_SECONDS)
+        assert folder.read_failure() is None
+        controller.send_signal(by)
+        failure = eventually(folder.read_failure, seconds=60)
+
+    assert failure.cause == "ray_died"
+    assert "gcs_server" in str(failure)
+    assert controller.poll() == -signal.SIGKILL
+    assert node.poll() is None
+
+
+def test_a_stopped_controller_of_ray_may_go_on_where_no_attempt_would_follow(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(still_processes, "STILL_LOOKS", 1)
+    folder, controller, worker = RunFolder(tmp_path), start("gcs_server"), start("ray::ToolLoopWorker")
+    for process in (controller, worker):
+        process.send_signal(signal.SIGSTOP)
+
+    with still_processes_killed(JOB, MARK, can_retry=False, node=RayNode({controller.pid: "gcs_server"}, folder)):
+        assert eventually(lambda: worker.poll() is not None, seconds=60)
+
+    assert controller.poll() is None
+    assert folder.read_failure() is None

@@ -1,19 +1,24 @@
 """What a run on this machine needs beside its trainer, and what of it outlives an attempt that fails."""
 
 import logging
+import signal
 import time
-from collections.abc import Collection
-from contextlib import ExitStack
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack, suppress
 
 import psutil
 
+from turnmill.core.activity import is_stopped
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.progress import read_progress
 from turnmill.observability.run_folder import RunFolder
 from turnmill.runs import processes
 from turnmill.runs.ray_cluster import RayCluster, ray_cluster
 from turnmill.runs.services import Services, services
-from turnmill.runs.still_processes import RAY_AGENT
+from turnmill.runs.still_processes import RAY_AGENT, RayNode, has_ended
+
+NODE = ("gcs_server", "raylet")
+"""Ray's processes without which no attempt can go on."""
 
 FREE_SECONDS, LOOK_SECONDS = 10.0, 0.1
 """Time for Ray to notice that an attempt has ended, and between two looks."""
@@ -32,8 +37,8 @@ class Infrastructure:
         self._stack = ExitStack()
         self._services: Services | None = None
         self._cluster: RayCluster | None = None
-        self._started: frozenset[int] = frozenset()
-        """Ray's own processes, and the one that has become the fork server or waits for it."""
+        self._started: Mapping[int, str] = {}
+        """Names of Ray's own processes, and of the one that has become the fork server or waits for it."""
 
         self._steps_done: int | None = None
         """Steps that were complete at the end of the last attempt, if there was one."""
@@ -44,12 +49,15 @@ class Infrastructure:
             with ExitStack() as stack:
                 running = stack.enter_context(services(self._job, self._folder, self._owner))
                 self._cluster = stack.enter_context(ray_cluster(self._job, self._device, self._owner, self._folder))
-                children = {child.pid for child in psutil.Process().children()}
-                self._started = frozenset(children & set(processes.find_marked(self._owner.mark)))
-                self._started -= running.process_ids()
+                self._started = _children(set(processes.find_marked(self._owner.mark)) - running.process_ids())
                 self._stack = stack.pop_all()
             self._services = running
         return self._services
+
+    @property
+    def node(self) -> RayNode:
+        """Ray's node, once it has been started."""
+        return RayNode({pid: name for pid, name in self._started.items() if name in NODE}, self._folder)
 
     def clear(self) -> None:
         """End the processes of an attempt that has failed, and all others unless the next attempt can use them."""
@@ -60,6 +68,11 @@ class Infrastructure:
 
     def close(self) -> None:
         """Stop everything."""
+        for pid in self._started:
+            # Ray would wait for it.
+            if is_stopped(pid):
+                processes.send_signal(pid, signal.SIGKILL)
+        self._started = {}
         self._services = self._cluster = None
         self._stack.close()
 
@@ -91,6 +104,16 @@ class Infrastructure:
         return all(map(_runs, stay)) and _is_free()
 
 
+def _children(pids: Collection[int]) -> dict[int, str]:
+    """Return those processes that this one has started, with their names."""
+    names = {}
+    for child in psutil.Process().children():
+        if child.pid in pids:
+            with suppress(psutil.NoSuchProcess):
+                names[child.pid] = child.name()
+    return names
+
+
 def _agents(marked: Collection[int]) -> set[int]:
     """Return the processes that Ray's node starts for itself beside workers."""
     return {pid for pid in marked if RAY_AGENT.match(processes.title(pid))}
@@ -98,10 +121,7 @@ def _agents(marked: Collection[int]) -> set[int]:
 
 def _runs(pid: int) -> bool:
     """Return whether a process is there, and no signal has stopped it."""
-    try:
-        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
-    except psutil.NoSuchProcess:
-        return False
+    return not (has_ended(pid) or is_stopped(pid))
 
 
 def _is_free() -> bool:

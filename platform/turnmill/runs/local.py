@@ -170,7 +170,7 @@ def _train(
     write_progress(folder, starting)
     report(starting)
     running = infrastructure.start()
-    with still_processes_killed(job, owner.mark, can_retry=can_retry):
+    with still_processes_killed(job, owner.mark, can_retry=can_retry, node=infrastructure.node):
         import ray
 
         accelerators.require(job, wait_seconds=LOCAL_DEVICES_SECONDS)

@@ -1,19 +1,26 @@
 """Processes of a run on this machine that stand still: they are killed, and replaced as those that have died.
 
-One that was stopped, by a signal or with its container, keeps its step waiting until the run is taken for stalled.
+One that was stopped, by a signal or with its container, keeps its step waiting until the run is taken for stalled. If
+Ray's node or its controller (GCS) ends, so does the attempt: without the latter, all goes on for a minute, and then
+each of Ray's processes exits without a word, the one that started the run as well.
 """
 
 import logging
 import re
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from turnmill.core.activity import Stillness, shows_activity
+import psutil
+
+from turnmill.core.activity import Stillness, is_stopped, shows_activity
+from turnmill.core.errors import RunFailedError
 from turnmill.core.process_mark import PROCESS_MARK
 from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.run_folder import RunFolder
 from turnmill.runs.processes import send_signal
 from turnmill.training.agent_kinds import agent_kind
 
@@ -33,8 +40,38 @@ _FORK_SERVER = b"turnmill.runs.fork_server.server"
 log = logging.getLogger(__name__)
 
 
+class RayNode:
+    """Ray's own processes without which an attempt cannot go on."""
+
+    def __init__(self, names: Mapping[int, str], folder: RunFolder) -> None:
+        self._names = names
+        self._folder = folder
+        self._stopped: Counter[int] = Counter()
+        """Looks in a row at which a process was stopped."""
+
+    def look(self, looks: int | None) -> None:
+        """End the attempt if one of them has ended; kill one that was stopped at so many looks in a row."""
+        for pid, name in self._names.items():
+            self._stopped[pid] = self._stopped[pid] + 1 if is_stopped(pid) else 0
+            if has_ended(pid):
+                # Where the disk is full, the next look ends it.
+                with suppress(OSError):
+                    self._folder.write_failure(_ended(name))
+            elif looks is not None and self._stopped[pid] == looks:
+                _kill(pid, name)
+
+
+def _ended(name: str) -> RunFailedError:
+    return RunFailedError(
+        f"Ray's {name} has ended, most often for lack of memory. `--resume` carries on from the last checkpoint.",
+        "ray_died",
+    )
+
+
 @contextmanager
-def still_processes_killed(job: AgentTrainingJob, mark: str, *, can_retry: bool) -> Iterator[None]:
+def still_processes_killed(
+    job: AgentTrainingJob, mark: str, *, can_retry: bool, node: RayNode | None = None
+) -> Iterator[None]:
     """Kill processes with a mark that stand still, while the context lasts.
 
     Those whose death may end the attempt only if another one would follow: they could still go on.
@@ -42,7 +79,8 @@ def still_processes_killed(job: AgentTrainingJob, mark: str, *, can_retry: bool)
     over = threading.Event()
     others = STILL_LOOKS if can_retry else None
     workers = RESUMED_LOOKS if agent_kind(job.spec.agent).uses_store else others
-    watcher = threading.Thread(target=_watch, args=(mark, workers, others, over), daemon=True, name="still-processes")
+    arguments = (mark, workers, others, node, over)
+    watcher = threading.Thread(target=_watch, args=arguments, daemon=True, name="still-processes")
     watcher.start()
     try:
         yield
@@ -51,14 +89,30 @@ def still_processes_killed(job: AgentTrainingJob, mark: str, *, can_retry: bool)
         watcher.join()
 
 
-def _watch(mark: str, worker_looks: int | None, other_looks: int | None, over: threading.Event) -> None:
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended; it may still wait for the one that started it."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _watch(
+    mark: str, worker_looks: int | None, other_looks: int | None, node: RayNode | None, over: threading.Event
+) -> None:
     stillness = Stillness()
     while not over.wait(LOOK_SECONDS):
+        if node is not None:
+            node.look(other_looks)
         for pid, title in _watched(mark):
             looks = worker_looks if _LOOP_WORKER.match(title) else other_looks
             if looks is not None and stillness.look(pid) == looks:
-                log.warning("Process stands still and is killed", extra={"process_id": pid, "title": title.decode()})
-                send_signal(pid, signal.SIGKILL)
+                _kill(pid, title.decode())
+
+
+def _kill(pid: int, title: str) -> None:
+    log.warning("Process stands still and is killed", extra={"process_id": pid, "title": title})
+    send_signal(pid, signal.SIGKILL)
 
 
 def _watched(mark: str) -> Iterator[tuple[int, bytes]]:
