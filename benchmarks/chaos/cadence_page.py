@@ -27,8 +27,8 @@ cadence, seed and round. A round begins with an undisturbed run of the same step
   hurt, such as a process that is only being started, is replaced by the next of the draw. Intervals go on while a run
   starts again. Every 3 s they come faster than a run recovers from some of them, and many at a time: that is to count
   what they break, as the single faults are, and not for the time.
-- **Groups.** `{ALL}` has all faults below but *{"* and *".join(ONCE)}*: the first undoes what
-  the store has confirmed, the second needs a moment of its own. `{AROUND}` leaves out those of the trainer and the
+- **Groups.** `{ALL}` has all faults below but those of Ray, *{"* and *".join(ONCE)}*: the store's undoes what
+  it has confirmed, a transfer needs a moment of its own. `{AROUND}` leaves out those of the trainer and the
   engine. A step of this task takes two to four seconds and a start half a minute, which is ten or more steps; where a
   step takes minutes, the same start is a part of one. `{ALL}` says what a start costs, `{AROUND}` what all else does.
 - **Durations.** A fault that passes lasts for half of an interval at most (`LONGEST_PART` is {LONGEST_PART}), else as

@@ -13,8 +13,12 @@ ALL, AROUND = "all", "around"
 """Groups of faults that come again and again: all of them, and those that leave trainer and engine alone."""
 
 CENTRE = ("trainer", "engine", "engine core")
+RAY = ("Ray node", "Ray controller")
+"""Parts of Ray on one machine; in a cluster, KubeRay starts them again."""
+
 ONCE = ("store tail lost", "transfer cut")
-"""Faults that are not repeated: one undoes what the store has confirmed, one waits for a moment of its own."""
+"""Faults that are not repeated, as are those of Ray: one undoes what the store has confirmed, one waits for a moment of
+its own."""
 
 LONGEST_PART = 0.5
 """Part of the time between two faults that one of them lasts at most."""
@@ -51,6 +55,8 @@ PARTS = {
     "tool server": "the tool server",
     "store": "the trajectory store",
     "environment": "a process in which an environment runs",
+    "Ray node": "the node of Ray (raylet)",
+    "Ray controller": "the controller of Ray's cluster (gcs_server)",
 }
 
 FAULTS = (
@@ -86,7 +92,7 @@ def moment(name: str, seed: int, window: float) -> float:
 
 def repeated(group: str, faults: Sequence[Fault]) -> list[Fault]:
     """Return those faults of a system that come again and again in a group, or whose name begins with its name."""
-    names = [each for each in faults if each.name not in ONCE]
+    names = [each for each in faults if each.name not in ONCE and each.part not in RAY]
     if group == ALL:
         return names
     if group == AROUND:

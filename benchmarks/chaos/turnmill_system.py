@@ -57,6 +57,8 @@ class Turnmill:
         "tool server": r"cli\.main tool-server",
         # Not its supervisor, which has the program among its arguments.
         "store": r"^(valkey|redis)-server",
+        "Ray node": r"^raylet ",
+        "Ray controller": r"^gcs_server ",
     }
     tool_server: Sequence[str] = (
         *(sys.executable, "-m", "turnmill.cli.main", "tool-server", "--tool_type", "chaos.task:Counter"),

@@ -46,6 +46,8 @@ class Verl:
         "engine core": r"EngineCor",
         "agent loop": r"ray::AgentLoopWorker",
         "tool server": r"chaos\.tool_service",
+        "Ray node": r"^raylet ",
+        "Ray controller": r"^gcs_server ",
     }
     tool_server: Sequence[str] = (sys.executable, "-m", "chaos.tool_service", "{port}")
     model_server: Sequence[str] = ()

@@ -62,7 +62,8 @@ def test_groups_of_repeated_faults(chaos):
         for group in ("all", "around", "kill store")
     }
 
-    assert names["all"] == set(chaos.faults.NAMES) - {"none", "store tail lost", "transfer cut"}
+    ray = {f"{signal} Ray {part}" for signal in ("kill", "stop") for part in ("node", "controller")}
+    assert names["all"] == set(chaos.faults.NAMES) - ray - {"none", "store tail lost", "transfer cut"}
     centre = {f"{signal} {part}" for signal in ("kill", "stop") for part in ("trainer", "engine", "engine core")}
     assert names["around"] == names["all"] - centre
     assert names["kill store"] == {"kill store"}
