@@ -99,7 +99,7 @@ def row(result: CadenceResult) -> list[str]:
         result.fault, f"{result.every:g}", str(result.seed), str(result.round),
         result.outcome if result.outcome == "ended" else f"**{result.outcome}**", str(result.steps),
         str(len(result.injected)), str(result.turns_lost), f"{result.turns_lost_each:.2f}",
-        str(result.effects_repeated), str(result.rewards_faked), str(result.left_out), f"{result.ettr:.0%}",
+        str(result.effects_repeated), str(result.rewards_faked), result.left_out_cell, f"{result.ettr:.0%}",
         f"{result.ettr_by_delays:.0%}", own,
         f"{result.undisturbed_seconds:.0f}", f"{result.late_seconds:.0f}",
         f"{sum(lasting(fault(kind), result.every) for kind, _ in result.injected):.0f}", f"`{result.commit}`",

@@ -15,6 +15,8 @@ from chaos.proxy import ToolProxy
 from chaos.store import FaultyStore, WiredStore
 from chaos.systems import System
 
+from turnmill.core.activity import is_stopped
+
 LOOK_SECONDS = 0.1
 SLOW_ANSWER_SECONDS = 0.2
 CLOCK_STEP_SECONDS = 3600
@@ -55,7 +57,7 @@ class Injector:
     def _send(self, fault: Fault, patience: float) -> bool:
         """Send a signal to a process, chosen by chance among several."""
         deadline = time.monotonic() + patience
-        while not (found := [pid for pid in self._system.processes(fault.part) if not processes.is_stopped(pid)]):
+        while not (found := [pid for pid in self._system.processes(fault.part) if not is_stopped(pid)]):
             if time.monotonic() >= deadline:
                 return False
             time.sleep(LOOK_SECONDS)

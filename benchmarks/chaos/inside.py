@@ -90,6 +90,7 @@ class Run:
             effects=[(self.system.name_of(line["trajectory"]), line["call"], line["key"]) for line in lines],
             played=self.system.played(self.folder),
             note="" if code == 0 else self._last_words(),
+            unanswered=sorted(map(self.system.name_of, self.proxy.unanswered if self.proxy else ())),
         )
 
     def _last_words(self) -> str:

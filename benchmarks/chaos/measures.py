@@ -51,6 +51,9 @@ class Record:
     step_times: Sequence[float] = ()
     """Seconds of each complete step by the clock of the run; empty if it notes none."""
 
+    unanswered: Sequence[str] | None = None
+    """Trajectories whose calls the benchmark left without an answer; None in an older record."""
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Record":
         """Return a record that was written as JSON."""
@@ -87,10 +90,13 @@ class Measured:
     seconds: float
     moments: Sequence[float] = field(default=())
     note: str = ""
+    left_out_answered: int | None = None
+    """Those of `left_out` whose calls were answered; None in an older result."""
 
 
 def measure(record: Record, undisturbed: Record, *, steps: int, hang_seconds: float) -> Measured:
     """Compare a run with the undisturbed one of the same system and seed."""
+    left_out = {name for name, each in record.played.items() if not each.learned}
     return Measured(
         outcome=outcome(record, steps, hang_seconds),
         steps=len(record.steps),
@@ -98,7 +104,7 @@ def measure(record: Record, undisturbed: Record, *, steps: int, hang_seconds: fl
         calls_repeated=repeated(record.effects),
         effects_repeated=repeated(dict.fromkeys(record.effects)),
         rewards_faked=len(faked(record.played, undisturbed.played)),
-        left_out=sum(not each.learned for each in record.played.values()),
+        left_out=len(left_out),
         advantage_change=advantage_change(record.played, undisturbed.played),
         recover_seconds=recover_seconds(record),
         step_seconds=round(step_seconds(undisturbed), 2),
@@ -106,6 +112,7 @@ def measure(record: Record, undisturbed: Record, *, steps: int, hang_seconds: fl
         seconds=round(record.seconds, 1),
         moments=[round(moment, 1) for moment in record.faults],
         note=record.note,
+        left_out_answered=None if record.unanswered is None else len(left_out.difference(record.unanswered)),
     )
 
 

@@ -89,7 +89,7 @@ Systems start again {RETRIES} times at most:
 | calls repeated | calls that were executed again as far as their effect |
 | effects repeated | those of them with a new idempotency key, which no service can tell from new calls |
 | rewards faked | trajectories that were learned from with another reward than in the undisturbed run |
-| left out | trajectories that failed, and from which nothing was learned |
+| left out | trajectories that failed, and from which nothing was learned; in brackets those whose calls were answered |
 | advantage | largest difference of an untouched trajectory's advantage from that in its group without touched ones |
 | recover | seconds from the fault to the end of the next step |
 | ETTR | time that the complete steps take undisturbed, as a share of that from the first call to the last step, or to \
@@ -185,9 +185,9 @@ def _section(system: str, results: Sequence[Result]) -> str:
 def row(result: Result) -> list[str]:
     """Return the cells of a result."""
     recover = "" if result.recover_seconds is None else f"{result.recover_seconds:.1f}"
-    figures = (result.turns_lost, result.calls_repeated, result.effects_repeated, result.rewards_faked, result.left_out)
+    figures = (result.turns_lost, result.calls_repeated, result.effects_repeated, result.rewards_faked)
     return [
-        result.fault, str(result.seed), _result(result), f"{result.steps}", *map(str, figures),
+        result.fault, str(result.seed), _result(result), f"{result.steps}", *map(str, figures), result.left_out_cell,
         f"{result.advantage_change:.1g}", recover, f"{result.ettr:.0%}",
         ", ".join(f"{moment:.0f}" for moment in result.moments) or "never", f"`{result.commit}`",
     ]  # fmt: skip

@@ -46,14 +46,6 @@ def resident_kilobytes(pid: int) -> int:
     return int(found[1]) if found else 0
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether a process stands still after a SIGSTOP."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
-    except OSError:
-        return False
-
-
 def send(pids: list[int], name: str) -> None:
     """Send a signal to processes of this namespace."""
     require_own_namespace()

@@ -26,7 +26,9 @@ class ToolProxy:
         self.url = ""
         self._target = target
         self._chance = chance
-        self._silent: set[str] = set()
+        self.unanswered: set[str] = set()
+        """Trajectories whose calls get no answer any more."""
+
         self._ready = threading.Event()
 
     def start(self) -> str:
@@ -76,10 +78,10 @@ class ToolProxy:
 
     def _is_silent(self, trajectory: str) -> bool:
         if self.silences_next and trajectory:
-            self._silent.add(trajectory)
+            self.unanswered.add(trajectory)
             self.silences_next = False
             self.num_failed += 1
-        return trajectory in self._silent
+        return trajectory in self.unanswered
 
 
 def trajectory_of(body: bytes) -> str:

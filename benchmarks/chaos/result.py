@@ -21,6 +21,12 @@ class Result(Measured):
     fault: str
     seed: int
 
+    @property
+    def left_out_cell(self) -> str:
+        """Trajectories that were left out, and in brackets those of them whose calls were answered, where known."""
+        known = f" ({self.left_out_answered})" if self.left_out and self.left_out_answered is not None else ""
+        return f"{self.left_out}{known}"
+
 
 def latest() -> list[Result]:
     """Return the last result of each system, fault and seed."""

@@ -64,13 +64,14 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture
-def infrastructure(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Infrastructure]:
-    """That of a run whose fork server has imported nothing but Ray."""
+def infrastructure(folder: RunFolder, monkeypatch: pytest.MonkeyPatch, request) -> Iterator[Infrastructure]:
+    """That of a run whose fork server has imported nothing but Ray; with the parameter's job, or one without tools."""
     monkeypatch.setattr(modules, "EARLY", ())
     monkeypatch.setattr(modules, "LATE", ("turnmill.runs.fork_server.patch_ray",))
+    mine = parse_job(getattr(request, "param", job(retries=2)))
     with (
         processes.owned(folder.path) as owner,
-        closing(Infrastructure(parse_job(job(retries=2)), folder, "cpu", owner)) as infrastructure,
+        closing(Infrastructure(mine, folder, "cpu", owner)) as infrastructure,
     ):
         infrastructure.start()
         yield infrastructure
@@ -168,27 +169,23 @@ def test_ray_is_started_again_if_one_of_its_processes_has_died_or_stands_still(
     assert node() != first
 
 
-def test_a_store_without_its_supervisor_is_started_again(folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(modules, "EARLY", ())
-    monkeypatch.setattr(modules, "LATE", ("turnmill.runs.fork_server.patch_ray",))
-    mine = parse_job(tool_job(agent__toolServerUrl="http://127.0.0.1:9", retries=2))
-    with (
-        processes.owned(folder.path) as owner,
-        closing(Infrastructure(mine, folder, "cpu", owner)) as infrastructure,
-    ):
-        running = infrastructure.start()
-        assert running.store is not None
-        left, supervisor = attempt(folder, steps=1), running.store.pid
-        infrastructure.clear()
-        assert infrastructure.start() is running
+@pytest.mark.parametrize(
+    "infrastructure", [tool_job(agent__toolServerUrl="http://127.0.0.1:9", retries=2)], indirect=True, ids=["tools"]
+)
+def test_a_store_without_its_supervisor_is_started_again(infrastructure: Infrastructure, folder: RunFolder):
+    running = infrastructure.start()
+    assert running.store is not None
+    left, supervisor = attempt(folder, steps=1), running.store.pid
+    infrastructure.clear()
+    assert infrastructure.start() is running
 
-        os.kill(supervisor, signal.SIGKILL)
-        eventually(lambda: not alive(supervisor), seconds=10)
-        write_progress(folder, Progress(phase="training", done=2))
-        infrastructure.clear()
+    os.kill(supervisor, signal.SIGKILL)
+    eventually(lambda: not alive(supervisor), seconds=10)
+    write_progress(folder, Progress(phase="training", done=2))
+    infrastructure.clear()
 
-        assert infrastructure.start() is not running
-        assert not alive(left)
+    assert infrastructure.start() is not running
+    assert not alive(left)
 
 
 def test_a_run_that_goes_on_without_its_shell_outlives_its_node(folder: RunFolder, tmp_path: Path):

@@ -155,7 +155,16 @@ def test_a_call_is_lost_with_its_trajectory_and_repeated_if_it_takes_effect_twic
     # Two of a-0 that were made again, that of a trajectory without a part in learning, that of one never finished.
     assert measured.turns_lost == 4
     assert (measured.calls_repeated, measured.effects_repeated) == (2, 1)
-    assert measured.left_out == 1
+    assert (measured.left_out, measured.left_out_answered) == (1, None)
+
+
+def test_what_is_left_out_for_want_of_an_answer_is_told_from_the_rest(chaos):
+    played = {f"a-{number}": chaos.measures.Played(0.5, learned=number == 0) for number in range(4)}
+
+    run = record(chaos, played=played, unanswered=["a-0", "a-2"])
+    measured = chaos.measures.measure(run, record(chaos), steps=4, hang_seconds=300)
+
+    assert (measured.left_out, measured.left_out_answered) == (3, 2)
 
 
 def test_a_reward_is_faked_if_it_was_learned_from_and_is_another_one_undisturbed(chaos):
