@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.nightly), 2])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", [pytest.param("fp32", marks=pytest.mark.nightly), "bf16"])
 def test_engines_get_the_weights_in_the_type_in_which_the_policy_computes(tmp_path: Path, dtype: str, ranks: int):
     save_model(tmp_path)
 
