@@ -105,10 +105,8 @@ LIMITS = """\
 - Time is measured once per fault and seed, on two cores that also did other work during some of these runs: their load
   was 8 to 20 then, and a start took up to five minutes. From 2026-11-29 on, other machines took half of the processors'
   time. `recover` and ETTR are coarse; the counts beside them are not.
-- Runs with a single fault were made while a call had 30 s in each system, and with turnmill's code before
-  `toolOutageTimeout`, but for turnmill's *disk full*, *transfer cut*, *kill trainer*, *kill engine*, *kill engine
-  core* and *stop engine core*; each names its commit. Their turnmill waits longer for a call that is never answered,
-  and in *stop trainer* and *stop engine* it starts Ray again.
+- Rows of plain verl and verifiers were made while a call had 30 s in each system, and turnmill's *store tail lost* and
+  those of an agent in environments with older code; each names its commit.
 - As weights do not change, a policy whose weights were handed over in part would not be noticed; whether the run goes
   on is.
 - A turn whose text was being generated when a process died leaves no line, and is not among the turns lost.
