@@ -13,6 +13,7 @@ _THREAD = "activity"
 _PR_SET_NAME = 15
 _SWITCHES = re.compile(r"ctxt_switches:\s+(\d+)")
 _STOPPED = re.compile(r"^State:\s+T", re.MULTILINE)
+_ENDED = re.compile(r"^State:\s+[ZX]", re.MULTILINE)
 _BUSY = re.compile(r"^State:\s+[RD]|^TracerPid:\s+[1-9]", re.MULTILINE)
 
 
@@ -41,6 +42,14 @@ def is_stopped(pid: int) -> bool:
         return _STOPPED.search(Path(f"/proc/{pid}/status").read_text()) is not None
     except OSError:
         return False
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended; it may still wait for the one that started it."""
+    try:
+        return _ENDED.search(Path(f"/proc/{pid}/status").read_text()) is not None
+    except OSError:
+        return True
 
 
 @dataclass(slots=True)

@@ -8,14 +8,14 @@ from contextlib import ExitStack, suppress
 
 import psutil
 
-from turnmill.core.activity import is_stopped
+from turnmill.core.activity import has_ended, is_stopped
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.progress import read_progress
 from turnmill.observability.run_folder import RunFolder
 from turnmill.runs import processes
 from turnmill.runs.ray_cluster import RayCluster, ray_cluster
 from turnmill.runs.services import Services, services
-from turnmill.runs.still_processes import RAY_AGENT, RayNode, has_ended
+from turnmill.runs.still_processes import RAY_AGENT, RayNode
 
 NODE = ("gcs_server", "raylet")
 """Ray's processes without which no attempt can go on."""
@@ -99,9 +99,11 @@ class Infrastructure:
             stay.add(store.pid)
         running = self._services.process_ids
         processes.terminate_marked(self._owner.mark, but=lambda marked: stay | running() | _agents(marked))
-        self._cluster.keep_logs(self._folder)
         # Looked at last: a signal may reach a process late.
-        return all(map(_runs, stay)) and _is_free()
+        if not (all(map(_runs, stay)) and _is_free()):
+            return False
+        self._cluster.keep_logs(self._folder)
+        return True
 
 
 def _children(pids: Collection[int]) -> dict[int, str]:

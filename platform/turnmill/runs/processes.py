@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from turnmill.core.activity import has_ended
 from turnmill.core.errors import SettingsError
 from turnmill.core.process_mark import PROCESS_MARK
 from turnmill.observability import atomic_files
@@ -129,10 +130,9 @@ def find_marked(mark: str) -> list[int]:
             continue
         try:
             environment = (entry / "environ").read_bytes().split(b"\0")
-            is_zombie = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-        except (OSError, IndexError):
+        except OSError:
             continue
-        if needle in environment and not is_zombie:
+        if needle in environment and not has_ended(int(entry.name)):
             found.append(int(entry.name))
     return found
 

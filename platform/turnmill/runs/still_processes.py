@@ -14,9 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
-
-from turnmill.core.activity import Stillness, is_stopped, shows_activity
+from turnmill.core.activity import Stillness, has_ended, is_stopped, shows_activity
 from turnmill.core.errors import RunFailedError
 from turnmill.core.process_mark import PROCESS_MARK
 from turnmill.jobs import AgentTrainingJob
@@ -87,14 +85,6 @@ def still_processes_killed(
     finally:
         over.set()
         watcher.join()
-
-
-def has_ended(pid: int) -> bool:
-    """Return whether a process has ended; it may still wait for the one that started it."""
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
 
 
 def _watch(
