@@ -51,7 +51,8 @@ def engine_alone(engine: Engine, folder: Path, run_dir: Path) -> Play:
     return play
 
 
-def verl_loop(engine: Engine, folder: Path, run_dir: Path) -> Play:
+def verl_loop(engine: Engine, folder: Path, run_dir: Path, *, function: Path | None = None) -> Play:
+    """Prepare verl's loop, with the tool in a file."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
     from turnmill.testing.agent_loops import SAMPLING
@@ -62,19 +63,20 @@ def verl_loop(engine: Engine, folder: Path, run_dir: Path) -> Play:
         async def _agent_loop_postprocess(self, output: Any, validate: bool, **row: object) -> Any:
             return output
 
-    worker = Worker(_config(_chat_job(folder, engine.turns), folder, run_dir), Client(engine), None, None)
+    worker = Worker(config_of(_chat_job(folder, engine.turns, function), folder, run_dir), Client(engine), None, None)
     prompt = json.loads((folder / "tasks.jsonl").read_text())["prompt"]
 
     async def play(number: int) -> Played:
         where = {"step": 1, "sample_index": number, "rollout_n": 0, "validate": False}
         row = {"raw_prompt": prompt, "index": number, "extra_info": {}, "tools_kwargs": {}}
         output = await worker._run_agent_loop(dict(SAMPLING), where, agent_name="tool_agent", trace=False, **row)
-        return _played([output])
+        return played_rows([output])
 
     return play
 
 
-def multi_turn(engine: Engine, folder: Path, run_dir: Path) -> Play:
+def multi_turn(engine: Engine, folder: Path, run_dir: Path, *, function: Path | None = None) -> Play:
+    """Prepare `multi_turn`, with the tool in a file."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
     from turnmill.core.garbage import collect_rarely
@@ -87,17 +89,22 @@ def multi_turn(engine: Engine, folder: Path, run_dir: Path) -> Play:
 
     collect_rarely()
     worker = Worker(
-        _config(_chat_job(folder, engine.turns), folder, run_dir), Client(engine), None, None, journal=NoJournal()
+        config_of(_chat_job(folder, engine.turns, function), folder, run_dir),
+        Client(engine),
+        None,
+        None,
+        journal=NoJournal(),
     )
 
     async def play(number: int) -> Played:
         row = {"uid": f"task-{number}", "index": number, "session_id": 0, "global_steps": 1}
-        return _played(await worker.play(SAMPLING, validate=False, **row))
+        return played_rows(await worker.play(SAMPLING, validate=False, **row))
 
     return play
 
 
-def tool(engine: Engine, folder: Path, run_dir: Path) -> Play:
+def tool(engine: Engine, folder: Path, run_dir: Path, *, url: str = "") -> Play:
+    """Prepare `tool`, whose tool answers in the same process, or by the server at an address."""
     from transformers import AutoTokenizer
 
     from turnmill.core.garbage import collect_rarely
@@ -120,7 +127,7 @@ def tool(engine: Engine, folder: Path, run_dir: Path) -> Play:
 
     collect_rarely()
     job = _tool_job(folder, engine.turns)
-    config = _config(job, folder, run_dir)
+    config = config_of(job, folder, run_dir)
     loop = ToolLoop(
         trainer_config=DictConfigWrap(config),
         server_manager=Client(engine),
@@ -131,18 +138,19 @@ def tool(engine: Engine, folder: Path, run_dir: Path) -> Play:
         data_config=DictConfigWrap(config.data),
         job=job,
         run_dir=run_dir,
-        tool_server_url="http://127.0.0.1:1",
+        tool_server_url=url or "http://127.0.0.1:1",
     )
-    loop.tools = Tool()
+    if not url:
+        loop.tools = Tool()
 
     async def play(number: int) -> Played:
         result = await loop.run(SAMPLING, index=number, session_id=0, global_steps=1)
-        return _played(verl_rows(result, log_probs=True))
+        return played_rows(verl_rows(result, log_probs=True))
 
     return play
 
 
-def _played(rows: Sequence[Any]) -> Played:
+def played_rows(rows: Sequence[Any]) -> Played:
     played = Played()
     for row in rows:
         played.add(row.prompt_ids, row.response_ids, row.response_mask, row.response_logprobs)
@@ -160,14 +168,14 @@ PLAYERS = {
 # ---- jobs, model and tasks ----
 
 
-def _chat_job(folder: Path, turns: int) -> Any:
+def _chat_job(folder: Path, turns: int, function: Path | None) -> Any:
     from turnmill.testing.conversations import conversation_job
 
     return conversation_job(
         folder / "tasks.jsonl",
-        functionToolPath=str(folder / "tool.py"),
+        functionToolPath=str(function or folder / "tool.py"),
         maxToolResponseLength=10_000,
-        maxResponseLength=_max_tokens(turns),
+        maxResponseLength=max_tokens(turns),
     )
 
 
@@ -184,16 +192,18 @@ def _tool_job(folder: Path, turns: int) -> Any:
         stopTokens=["</tool_call>"],
         enableMtrl=True,
         maxTurns=turns,
-        maxResponseLength=_max_tokens(turns),
+        maxResponseLength=max_tokens(turns),
         maxConcurrentTrajectories=None,
+        toolCallTimeout=60.0,
+        toolOutageTimeout=60.0,
     )
 
 
-def _max_tokens(turns: int) -> int:
+def max_tokens(turns: int) -> int:
     return turns * (RESPONSE_TOKENS + OBSERVATION_TOKENS + 32) + RESPONSE_TOKENS
 
 
-def _config(job: Any, folder: Path, run_dir: Path) -> Any:
+def config_of(job: Any, folder: Path, run_dir: Path) -> Any:
     from omegaconf import OmegaConf
 
     from turnmill.observability.run_folder import RunFolder
