@@ -6,15 +6,16 @@ OMP_NUM_THREADS=1 .venv/bin/python benchmarks/rollout_cost.py --sizes 4096x10 --
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/rollout_cost.py --sizes 65536x10 --at-once 1024 --rounds 1   # memory
 
 Systems: verl's `ToolAgentLoop` in verl's own worker, and turnmill's agents `multi_turn` and `tool`, each with a tool in
-the same process and behind HTTP (`_http`, beside verl's with the same); its agents `verlog` and `grl` in an environment
-(`rollout_cost_environments.py`); SkyRL's generator and verifiers' `ToolEnv`, each by a PYTHON of a virtual environment
-of its own (`rollout_cost_skyrl.py` and `rollout_cost_verifiers.py` say how it is made); what is left out is not
-measured. Each is measured in a process of its own, in an order that changes with every round; a cell is the median of
-the rounds. Responses have 200 tokens, observations 64. Rows of verl, SkyRL and verifiers are recorded nowhere; turnmill
-writes its log of trajectories. The engine alone is measured as well: no system can be faster. Every turn must be
-played, every trained token sampled, and the rows of all rounds the same; those of `multi_turn` must be verl's. Rows are
-kept until the end, as numbers of four and eight bytes. All trajectories are in flight at once, or as many as
-`--at-once` says: what `maxConcurrentTrajectories` is in a job, where it is 1,024 by default.
+the same process, with one behind HTTP (`_http`), and with Ray and verl's queue (`_queue`), beside verl's with the same;
+its agents `verlog` and `grl` in an environment (`rollout_cost_environments.py`); SkyRL's generator and verifiers'
+`ToolEnv`, each by a PYTHON of a virtual environment of its own (`rollout_cost_skyrl.py` and `rollout_cost_verifiers.py`
+say how it is made); what is left out is not measured. Each is measured in a process of its own, in an order that
+changes with every round; a cell is the median of the rounds. Responses have 200 tokens, observations 64. Rows of verl,
+SkyRL and verifiers are recorded nowhere; turnmill writes its log of trajectories. The engine alone is measured as well:
+no system can be faster. Every turn must be played, every trained token sampled, and the rows of all rounds the same;
+those of `multi_turn` must be verl's. Rows are kept until the end, as numbers of four and eight bytes. All trajectories
+are in flight at once, or as many as `--at-once` says: what `maxConcurrentTrajectories` is in a job, where it is 1,024
+by default.
 """
 
 import argparse
@@ -44,6 +45,9 @@ SYSTEMS = {
     "verl_http": "http",
     "multi_turn_http": "http",
     "tool_http": "http",
+    "verl_queue": "queue",
+    "multi_turn_queue": "queue",
+    "tool_queue": "queue",
     "skyrl": "skyrl",
     "skyrl_tuned": "skyrl",
     "verifiers": "verifiers",
@@ -108,7 +112,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, help="trajectories in flight at a time")
     parser.add_argument("--profile", type=Path, help="a file for cProfile, with one system and one size")
     given = parser.parse_args()
-    own = dict.fromkeys(("verl", "environments", "http"), sys.executable)
+    own = dict.fromkeys(("verl", "environments", "http", "queue"), sys.executable)
     pythons = own | {"skyrl": given.skyrl, "verifiers": given.verifiers}
     systems = given.systems or [system for system, script in SYSTEMS.items() if pythons[script]]
     for system in systems:
@@ -154,7 +158,8 @@ def report(sizes: Sequence[str], systems: Sequence[str], found: dict[tuple[str, 
         assert all(each["missing_turns"] == each["foreign_tokens"] == 0 for each in rounds), (size, system, rounds)
         digests = {each["digest"] for each in rounds}
         assert len(digests) == 1, f"{size}, {system}: the rounds have different rows"
-        verl = found[size, "verl_http" if system.endswith("_http") else "verl"]
+        lane = system.rpartition("_")[2]
+        verl = found[size, f"verl_{lane}" if lane in ("http", "queue") else "verl"]
         if system.startswith("multi_turn") and verl:
             assert digests == {each["digest"] for each in verl}, f"{size}: rows that are not verl's"
         values = [statistics.median(each[column] for each in rounds) for column in columns]

@@ -11,6 +11,7 @@ import cProfile
 import hashlib
 import itertools
 import json
+import math
 import random
 import resource
 import statistics
@@ -100,11 +101,20 @@ class Played:
 Play = Callable[[int], Awaitable[Played]]
 
 
+class Apart(NamedTuple):
+    """A system that works in other processes than this one, whose memory and lag are not measured."""
+
+    play: Play
+    cpu_seconds: Callable[[], float]
+    collect: Callable[[], None]
+    """Fills the rows of what has been played, and what the engine has emitted."""
+
+
 class Player(NamedTuple):
     """A system: its canned responses, and what prepares it from engine, folder of the model and an empty one."""
 
     canned: int
-    prepare: Callable[[Engine, Path, Path], Play]
+    prepare: Callable[[Engine, Path, Path], Play | Apart]
     has_rows: bool = True
 
 
@@ -129,10 +139,10 @@ def main(players: Mapping[str, Player]) -> None:
     with tempfile.TemporaryDirectory(dir=given.folder) as run_dir:
 
         async def prepare_and_measure() -> dict[str, Any]:
-            play = player.prepare(engine, given.folder, Path(run_dir))
+            prepared = player.prepare(engine, given.folder, Path(run_dir))
             at_once = given.at_once or trajectories
             return await measure(
-                play, engine, trajectories, at_once=at_once, has_rows=player.has_rows, profile=given.profile
+                prepared, engine, trajectories, at_once=at_once, has_rows=player.has_rows, profile=given.profile
             )
 
         found = asyncio.run(prepare_and_measure())
@@ -140,28 +150,34 @@ def main(players: Mapping[str, Player]) -> None:
 
 
 async def measure(
-    play: Play, engine: Engine, trajectories: int, *, at_once: int, has_rows: bool, profile: Path | None
+    prepared: Play | Apart, engine: Engine, trajectories: int, *, at_once: int, has_rows: bool, profile: Path | None
 ) -> dict[str, Any]:
     """Play all trajectories; return what they took, and what is wrong with their rows."""
+    apart = prepared if isinstance(prepared, Apart) else None
+    play, seconds_of_cpu = (prepared, _cpu_seconds) if apart is None else (apart.play, apart.cpu_seconds)
     # Imports and caches of the first trajectory are no cost of a turn.
     await play(trajectories)
+    if apart is not None:
+        apart.collect()
     engine.emitted.clear()
     _reset_peak()
     before_bytes = _status("VmRSS")
-    started, started_cpu = time.monotonic(), _cpu_seconds()
+    started, started_cpu = time.monotonic(), seconds_of_cpu()
     with cProfile.Profile(time.thread_time) if profile else nullcontext() as profiler:
         episodes, lags = await _play_all(play, trajectories, at_once)
-    cpu_seconds, seconds = _cpu_seconds() - started_cpu, time.monotonic() - started
+    cpu_seconds, seconds = seconds_of_cpu() - started_cpu, time.monotonic() - started
     peak_bytes = _status("VmHWM")
     if profile and profiler:
         profiler.dump_stats(profile)
+    if apart is not None:
+        apart.collect()
     num_turns = sum(engine.num_responses(name) for name in engine.emitted)
     return {
         "turns_per_cpu_second": num_turns / cpu_seconds,
         "cpu_ms_per_turn": 1000 * cpu_seconds / num_turns,
         "turns_per_second": num_turns / seconds,
-        "lag_p99_ms": 1000 * statistics.quantiles(lags, n=100)[98] if len(lags) > 1 else 0.0,
-        "memory_mib": (peak_bytes - before_bytes) / MIB,
+        "lag_p99_ms": 1000 * statistics.quantiles(lags, n=100)[98] if len(lags) > 1 and not apart else math.nan,
+        "memory_mib": math.nan if apart else (peak_bytes - before_bytes) / MIB,
         "missing_turns": trajectories * engine.turns - num_turns,
         "foreign_tokens": _foreign_tokens(episodes, engine) if has_rows else 0,
         "digest": _digest(episodes),

@@ -25,16 +25,16 @@ class Client:
     """verl's client of an inference engine."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
 
     async def generate(self, request_id: str, **_: object) -> Any:
         """Return the next response of a trajectory, in objects of its own."""
         from verl.workers.rollout.replica import TokenOutput
 
-        response = await self._engine.respond(request_id)
+        response = await self.engine.respond(request_id)
         return TokenOutput(
             token_ids=response.ids.tolist(),
-            log_probs=self._engine.log_probs(),
+            log_probs=self.engine.log_probs(),
             stop_reason="completed",
             extra_fields={"min_global_steps": 1, "max_global_steps": 1},
         )
@@ -63,7 +63,7 @@ def verl_loop(engine: Engine, folder: Path, run_dir: Path, *, function: Path | N
         async def _agent_loop_postprocess(self, output: Any, validate: bool, **row: object) -> Any:
             return output
 
-    worker = Worker(config_of(_chat_job(folder, engine.turns, function), folder, run_dir), Client(engine), None, None)
+    worker = Worker(config_of(chat_job(folder, engine.turns, function), folder, run_dir), Client(engine), None, None)
     prompt = json.loads((folder / "tasks.jsonl").read_text())["prompt"]
 
     async def play(number: int) -> Played:
@@ -89,7 +89,7 @@ def multi_turn(engine: Engine, folder: Path, run_dir: Path, *, function: Path | 
 
     collect_rarely()
     worker = Worker(
-        config_of(_chat_job(folder, engine.turns, function), folder, run_dir),
+        config_of(chat_job(folder, engine.turns, function), folder, run_dir),
         Client(engine),
         None,
         None,
@@ -109,24 +109,12 @@ def tool(engine: Engine, folder: Path, run_dir: Path, *, url: str = "") -> Play:
 
     from turnmill.core.garbage import collect_rarely
     from turnmill.rollout.tool_agent.loop import ToolLoop
-    from turnmill.rollout.tool_agent.replies import ToolReply
     from turnmill.rollout.tool_agent.rows import verl_rows
     from turnmill.rollout.verl_classes import DictConfigWrap
     from turnmill.testing.agent_loops import SAMPLING
 
-    class Tool:
-        """A client of tool servers that answers itself."""
-
-        text = (folder / "observation.txt").read_text()
-
-        async def call(self, request: object) -> ToolReply:
-            return ToolReply(self.text, done=False, valid=True)
-
-        async def finish(self, trajectory_id: str) -> bool:
-            return True
-
     collect_rarely()
-    job = _tool_job(folder, engine.turns)
+    job = tool_job(folder, engine.turns)
     config = config_of(job, folder, run_dir)
     loop = ToolLoop(
         trainer_config=DictConfigWrap(config),
@@ -141,13 +129,34 @@ def tool(engine: Engine, folder: Path, run_dir: Path, *, url: str = "") -> Play:
         tool_server_url=url or "http://127.0.0.1:1",
     )
     if not url:
-        loop.tools = Tool()
+        loop.tools = constant_tool(folder)  # type: ignore[assignment]
 
     async def play(number: int) -> Played:
         result = await loop.run(SAMPLING, index=number, session_id=0, global_steps=1)
         return played_rows(verl_rows(result, log_probs=True))
 
     return play
+
+
+def constant_tool(folder: Path) -> Any:
+    """Return a client of tool servers that answers itself."""
+    from turnmill.rollout.tool_agent.replies import ToolReply
+
+    class Tool:
+        """Answers with the same text."""
+
+        text = (folder / "observation.txt").read_text()
+
+        async def call(self, request: object) -> ToolReply:
+            return ToolReply(self.text, done=False, valid=True)
+
+        async def finish(self, trajectory_id: str) -> bool:
+            return True
+
+        async def close(self) -> None:
+            """Do nothing."""
+
+    return Tool()
 
 
 def played_rows(rows: Sequence[Any]) -> Played:
@@ -168,7 +177,7 @@ PLAYERS = {
 # ---- jobs, model and tasks ----
 
 
-def _chat_job(folder: Path, turns: int, function: Path | None) -> Any:
+def chat_job(folder: Path, turns: int, function: Path | None = None) -> Any:
     from turnmill.testing.conversations import conversation_job
 
     return conversation_job(
@@ -179,15 +188,15 @@ def _chat_job(folder: Path, turns: int, function: Path | None) -> Any:
     )
 
 
-def _tool_job(folder: Path, turns: int) -> Any:
-    from turnmill.testing.agent_loops import tool_job
+def tool_job(folder: Path, turns: int) -> Any:
+    from turnmill.testing import agent_loops
 
     options = {
         "path": str(folder / "tasks.jsonl"),
         "validationTasks": 0,
         "reward": "turnmill.testing.conversations:says_done",
     }
-    return tool_job(
+    return agent_loops.tool_job(
         {"name": "dataset", "options": options},
         stopTokens=["</tool_call>"],
         enableMtrl=True,
