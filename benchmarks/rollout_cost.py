@@ -55,6 +55,19 @@ SYSTEMS = {
 }
 """The script of each system, `rollout_cost_*.py`."""
 
+COLUMNS = {
+    "turns_per_cpu_second": "turns/CPU s",
+    "cpu_ms_per_turn": "CPU ms/turn",
+    "turns_per_second": "turns/s",
+    "lag_p99_ms": "lag p99 ms",
+    "trajectory_p50_s": "trajectory p50 s",
+    "trajectory_p99_s": "p99 s",
+    "memory_mib": "MiB",
+    "kib_written_per_trajectory": "KiB written",
+}
+"""What is measured, by the name in the results, with its head in the table. Written is what is in files at the end, for
+each trajectory."""
+
 VOCABULARY = 32_000
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PARTS_OF_CALLS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -151,7 +164,6 @@ def measured(python: str, system: str, folder: str, size: str, *options: str) ->
 
 def report(sizes: Sequence[str], systems: Sequence[str], found: dict[tuple[str, str], list[dict[str, Any]]]) -> str:
     """Return the medians of the rounds, checked, as a table."""
-    columns = ("turns_per_cpu_second", "cpu_ms_per_turn", "lag_p99_ms", "memory_mib")
     lines = []
     for size, system in itertools.product(sizes, systems):
         rounds = found[size, system]
@@ -162,14 +174,15 @@ def report(sizes: Sequence[str], systems: Sequence[str], found: dict[tuple[str, 
         verl = found[size, f"verl_{lane}" if lane in ("http", "queue") else "verl"]
         if system.startswith("multi_turn") and verl:
             assert digests == {each["digest"] for each in verl}, f"{size}: rows that are not verl's"
-        values = [statistics.median(each[column] for each in rounds) for column in columns]
+        values = [statistics.median(each[column] for each in rounds) for column in COLUMNS]
         peers = [each["turns_per_cpu_second"] for each in verl]
         ratio = values[0] / statistics.median(peers) if peers else 1.0
         lines.append(
             (size, system, f"{values[0]:,.0f}", f"{ratio:.2f}", *(f"{value:.3g}" for value in values[1:]),
              min(digests)[:8])
         )  # fmt: skip
-    return table(("size", "system", "turns/CPU s", "verl's", "CPU ms/turn", "lag p99 ms", "MiB", "rows"), lines)
+    first, *others = COLUMNS.values()
+    return table(("size", "system", first, "verl's", *others, "rows"), lines)
 
 
 # ---- model and tasks ----

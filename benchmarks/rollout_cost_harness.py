@@ -30,7 +30,7 @@ ENDED, CUT, QWEN3 = range(3)
 """Canned responses: calls that end with a token of their own, that end where a call does, and in tokens of Qwen3."""
 
 TICK_SECONDS = 0.005
-MIB = 2**20
+KIB, MIB = 2**10, 2**20
 
 # ---- the engine ----
 
@@ -102,7 +102,7 @@ Play = Callable[[int], Awaitable[Played]]
 
 
 class Apart(NamedTuple):
-    """A system that works in other processes than this one, whose memory and lag are not measured."""
+    """A system that works in other processes: memory, lag and times of trajectories are not measured."""
 
     play: Play
     cpu_seconds: Callable[[], float]
@@ -146,6 +146,8 @@ def main(players: Mapping[str, Player]) -> None:
             )
 
         found = asyncio.run(prepare_and_measure())
+        written = sum(path.stat().st_size for path in Path(run_dir).rglob("*") if path.is_file())
+        found["kib_written_per_trajectory"] = written / KIB / trajectories
     print(json.dumps(found))
 
 
@@ -164,7 +166,7 @@ async def measure(
     before_bytes = _status("VmRSS")
     started, started_cpu = time.monotonic(), seconds_of_cpu()
     with cProfile.Profile(time.thread_time) if profile else nullcontext() as profiler:
-        episodes, lags = await _play_all(play, trajectories, at_once)
+        episodes, lags, durations = await _play_all(play, trajectories, at_once)
     cpu_seconds, seconds = seconds_of_cpu() - started_cpu, time.monotonic() - started
     peak_bytes = _status("VmHWM")
     if profile and profiler:
@@ -176,7 +178,9 @@ async def measure(
         "turns_per_cpu_second": num_turns / cpu_seconds,
         "cpu_ms_per_turn": 1000 * cpu_seconds / num_turns,
         "turns_per_second": num_turns / seconds,
-        "lag_p99_ms": 1000 * statistics.quantiles(lags, n=100)[98] if len(lags) > 1 and not apart else math.nan,
+        "trajectory_p50_s": math.nan if apart else _percentile(durations, 50),
+        "trajectory_p99_s": math.nan if apart else _percentile(durations, 99),
+        "lag_p99_ms": math.nan if apart else 1000 * _percentile(lags, 99),
         "memory_mib": math.nan if apart else (peak_bytes - before_bytes) / MIB,
         "missing_turns": trajectories * engine.turns - num_turns,
         "foreign_tokens": _foreign_tokens(episodes, engine) if has_rows else 0,
@@ -184,18 +188,27 @@ async def measure(
     }
 
 
-async def _play_all(play: Play, trajectories: int, at_once: int) -> tuple[list[Played], list[float]]:
+async def _play_all(play: Play, trajectories: int, at_once: int) -> tuple[list[Played], list[float], list[float]]:
+    """Return what was played, how late the loop reached its timers, and the seconds of each trajectory."""
     lags: list[float] = []
+    durations: list[float] = []
     ticking = asyncio.create_task(_tick(lags))
     limit = asyncio.Semaphore(at_once)
 
     async def limited(number: int) -> Played:
         async with limit:
-            return await play(number)
+            began = time.monotonic()
+            played = await play(number)
+        durations.append(time.monotonic() - began)
+        return played
 
     episodes = await asyncio.gather(*(limited(number) for number in range(trajectories)))
     ticking.cancel()
-    return list(episodes), lags
+    return list(episodes), lags, durations
+
+
+def _percentile(values: Sequence[float], percent: int) -> float:
+    return statistics.quantiles(values, n=100)[percent - 1] if len(values) > 1 else sum(values)
 
 
 async def _tick(lags: list[float]) -> None:
