@@ -96,7 +96,11 @@ nightly: $(STAMP) ## Run what takes hours: the image for GPUs, the longest tests
 	$(if $(ARGS),,if command -v $(firstword $(BUILD_IMAGE)) > /dev/null; then $(call build_trainer,cuda) || status=1; \
 		else echo "No image for GPUs was built: install $(firstword $(BUILD_IMAGE)), or name another builder in BUILD_IMAGE."; fi; \
 		$(BIN)/python benchmarks/nightly_tests.py run || status=1; $(BIN)/python benchmarks/nightly_tests.py page; \
-		$(BIN)/python benchmarks/rl_chaos.py run --systems turnmill verl || status=1; $(BIN)/python benchmarks/rl_chaos.py page;) \
+		$(BIN)/python benchmarks/rl_chaos.py run --systems turnmill turnmill-environment verl $(patsubst .venv-%,%,$(wildcard .venv-verifiers)) || status=1; \
+		$(BIN)/python benchmarks/rl_chaos.py cadence --every 60 10 --steps 100 || status=1; \
+		$(BIN)/python benchmarks/rl_chaos.py cadence --every 3 --groups around --steps 40 --seeds 0 1 2 3 || status=1; \
+		$(BIN)/python benchmarks/rl_chaos.py cadence --every 20 --groups centre --steps 30 --seeds 0 1 2 3 || status=1; \
+		$(BIN)/python benchmarks/rl_chaos.py page;) \
 	$(BIN)/python benchmarks/learning.py run $(ARGS) || status=1; \
 	$(BIN)/python benchmarks/learning.py page; exit $$status
 

@@ -1,7 +1,7 @@
 """Trains the same tiny model undisturbed and with one fault per run, and says what each fault cost which system.
 
 .venv/bin/python benchmarks/rl_chaos.py run [--systems NAME...] [--faults NAME...] [--seeds NUMBER...]
-.venv/bin/python benchmarks/rl_chaos.py cadence [--every SECONDS...] [--groups all|around|NAME...] [--steps NUMBER]
+.venv/bin/python benchmarks/rl_chaos.py cadence [--every SECONDS...] [--groups all|around|centre|NAME...] [--steps N]
 .venv/bin/python benchmarks/rl_chaos.py page
 
 `run` adds a line for each run to `benchmarks/results/chaos.jsonl`, and `page` writes `docs/chaos.md` and its pictures

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from chaos.faults import ALL, AROUND, LONGEST_PART, ONCE, SPELL_SECONDS, fault, lasting
+from chaos.faults import ALL, AROUND, CENTRE, LONGEST_PART, ONCE, SPELL_SECONDS, fault, lasting
 from chaos.result import CadenceResult
 from chaos.systems import CADENCE_RETRIES
 from chaos.turnmill_async_system import STEPS_AHEAD
@@ -16,6 +16,7 @@ Here faults come again and again into one run:
 ```
 .venv/bin/python benchmarks/rl_chaos.py cadence --every 60 10 --groups {AROUND} {ALL} --steps 250 --seeds 0 --rounds 1
 .venv/bin/python benchmarks/rl_chaos.py cadence --every 3 --groups {AROUND} --steps 40 --seeds 0 --rounds 1
+.venv/bin/python benchmarks/rl_chaos.py cadence --every 20 --groups {CENTRE} --steps 30 --seeds 0 --rounds 1
 .venv/bin/python benchmarks/rl_chaos.py page
 ```
 
@@ -25,12 +26,13 @@ cadence, seed and round. A round begins with an undisturbed run of the same step
 - **Draws.** Time from the first call of a tool is cut into intervals of that many seconds. In each of them comes one
   fault, at a random moment and of a random kind, all kinds alike; both follow from the seed. One that finds nothing to
   hurt, such as a process that is only being started, is replaced by the next of the draw. Intervals go on while a run
-  starts again. Every 3 s they come faster than a run recovers from some of them, and many at a time: that is to count
-  what they break, as the single faults are, and not for the time.
+  starts again. Every 3 s, and those of `{CENTRE}` every 20 s, they come about as fast as a run recovers from them: that
+  is to count what they break, as the single faults are, and not for the time.
 - **Groups.** `{ALL}` has all faults below but those of Ray, *{"* and *".join(ONCE)}*: the store's undoes what
   it has confirmed, a transfer needs a moment of its own. `{AROUND}` leaves out those of the trainer and the
-  engine. A step of this task takes two to four seconds and a start half a minute, which is ten or more steps; where a
-  step takes minutes, the same start is a part of one. `{ALL}` says what a start costs, `{AROUND}` what all else does.
+  engine, `{CENTRE}` has these alone. A step of this task takes two to four seconds and a start half a minute, which is
+  ten or more steps; where a step takes minutes, the same start is a part of one. `{ALL}` says what a start costs,
+  `{AROUND}` what all else does.
 - **Durations.** A fault that passes lasts for half of an interval at most (`LONGEST_PART` is {LONGEST_PART}), else as
   below; calls fail for {SPELL_SECONDS:.0f} s. The clock jumps between three times of day, an hour apart.
 - **Set-up.** Tool server and store are started by the benchmark, with turnmill's own classes and so with the watch that

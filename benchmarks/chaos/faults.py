@@ -9,10 +9,10 @@ UNDISTURBED = "none"
 FIRST, LAST = 0.05, 0.75
 """Part of the undisturbed training in which a fault may come: enough is left to show how a run goes on."""
 
-ALL, AROUND = "all", "around"
-"""Groups of faults that come again and again: all of them, and those that leave trainer and engine alone."""
+ALL, AROUND, CENTRE = "all", "around", "centre"
+"""Groups of faults that come again and again: all, those that leave trainer and engine alone, and the others."""
 
-CENTRE = ("trainer", "engine", "engine core")
+CENTRE_PARTS = ("trainer", "engine", "engine core")
 RAY = ("Ray node", "Ray controller")
 """Parts of Ray on one machine; in a cluster, KubeRay starts them again."""
 
@@ -95,8 +95,8 @@ def repeated(group: str, faults: Sequence[Fault]) -> list[Fault]:
     names = [each for each in faults if each.name not in ONCE and each.part not in RAY]
     if group == ALL:
         return names
-    if group == AROUND:
-        return [each for each in names if each.part not in CENTRE]
+    if group in (AROUND, CENTRE):
+        return [each for each in names if (each.part in CENTRE_PARTS) == (group == CENTRE)]
     return [each for each in names if each.name.startswith(group)]
 
 

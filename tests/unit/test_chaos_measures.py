@@ -59,13 +59,14 @@ def test_repeated_faults_come_once_in_each_interval_and_follow_from_the_seed(cha
 def test_groups_of_repeated_faults(chaos):
     names = {
         group: {fault.name for fault in chaos.faults.repeated(group, chaos.faults.FAULTS)}
-        for group in ("all", "around", "kill store")
+        for group in ("all", "around", "centre", "kill store")
     }
 
     ray = {f"{signal} Ray {part}" for signal in ("kill", "stop") for part in ("node", "controller")}
     assert names["all"] == set(chaos.faults.NAMES) - ray - {"none", "store tail lost", "transfer cut"}
     centre = {f"{signal} {part}" for signal in ("kill", "stop") for part in ("trainer", "engine", "engine core")}
     assert names["around"] == names["all"] - centre
+    assert names["centre"] == centre
     assert names["kill store"] == {"kill store"}
 
 
