@@ -131,26 +131,31 @@ def test_connections_wait_for_the_server_that_replaces_another(tmp_path, monkeyp
     server.stop()
 
 
-def test_a_server_that_hangs_is_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "HUNG_SECONDS", 1.0)
-    server = server_that_runs(lambda listener: [sys.executable, "-c", SERVER, str(listener)], tmp_path, monkeypatch)
-    server.start()
-    hung = server._process
-    assert hung is not None
-
-    hung.send_signal(signal.SIGSTOP)
-
-    assert eventually(lambda: server._process is not hung and is_healthy(server.url), seconds=60)
-    assert hung.returncode == -signal.SIGKILL
-    server.stop()
-
-
 BLOCKED = """
 import time
 from pathlib import Path
 from turnmill.core.activity import show_activity
 show_activity()
 """ + SERVER.replace("self.send", "time.sleep(600 if Path(sys.argv[2]).exists() else 0); self.send", 1)
+
+
+def test_a_server_that_hangs_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "HUNG_SECONDS", 1.0)
+    mark = tmp_path / "blocked"
+    server = server_that_runs(
+        lambda listener: [sys.executable, "-c", BLOCKED, str(listener), str(mark)], tmp_path, monkeypatch
+    )
+    server.start()
+    hung = server._process
+    assert hung is not None
+
+    mark.touch()
+
+    assert eventually(lambda: hung.returncode is not None, seconds=60)
+    mark.unlink()
+    assert eventually(lambda: server._process is not hung and is_healthy(server.url), seconds=60)
+    assert hung.returncode == -signal.SIGKILL
+    server.stop()
 
 
 @pytest.mark.parametrize("blocked", [False, True])

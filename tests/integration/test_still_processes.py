@@ -40,6 +40,13 @@ threading.Event().wait(600)
 """
 
 
+# All of its threads wait, as those of a process that is frozen.
+SLEEPER = """
+import time
+print("up", flush=True)
+time.sleep(600)
+"""
+
 Start = Callable[..., subprocess.Popen[bytes]]
 
 
@@ -71,10 +78,9 @@ def start() -> Iterator[Start]:
 @pytest.mark.parametrize("title", ["ray::ToolLoopWorker", "ray::AgentLoopWorkerTQ.ended_prompts"])
 def test_a_worker_whose_trajectories_another_resumes_is_killed_before_all_others(start, monkeypatch, title):
     monkeypatch.setattr(still_processes, "STILL_LOOKS", 1000)
-    still, working = start(title), start("ray::ToolLoopWorker")
-    others = [start("ray::RewardLoopWorker"), start("ray::EngineServer"), start("ray::ToolLoopWorker", mark=OTHER_MARK)]
-    for process in (still, *others):
-        process.send_signal(signal.SIGSTOP)
+    still, working = start(title, code=SLEEPER), start("ray::ToolLoopWorker")
+    others = [start(other, code=SLEEPER) for other in ("ray::RewardLoopWorker", "ray::EngineServer")]
+    others.append(start("ray::ToolLoopWorker", mark=OTHER_MARK, code=SLEEPER))
 
     with still_processes_killed(JOB, MARK, can_retry=True):
         assert eventually(lambda: still.poll() is not None, seconds=60)
@@ -97,12 +103,23 @@ def test_a_worker_whose_trajectories_another_resumes_is_killed_before_all_others
 def test_other_processes_of_the_run_are_killed_later(start, monkeypatch, title, watched):
     """Of an agent without a store, workers are among them, as no other resumes their episodes."""
     monkeypatch.setattr(still_processes, "RESUMED_LOOKS", 1000)
-    still, last = start(title), start("ray::TurnTaskRunner")
-    for process in (still, last):
-        process.send_signal(signal.SIGSTOP)
+    still, last = start(title, code=SLEEPER), start("ray::TurnTaskRunner", code=SLEEPER)
 
     with still_processes_killed(parse_job(job()), MARK, can_retry=True):
         assert eventually(lambda: last.poll() is not None and watched == (still.poll() is not None), seconds=60)
+
+
+@pytest.mark.parametrize("title", ["ray::TurnTaskRunner.run", "ray::EngineServer", "ray::ToolLoopWorker"])
+def test_a_process_that_a_signal_has_stopped_is_killed_before_one_that_does_nothing(start, monkeypatch, title):
+    monkeypatch.setattr(still_processes, "STILL_LOOKS", 1000)
+    monkeypatch.setattr(still_processes, "RESUMED_LOOKS", 1000)
+    stopped, idle = start(title), start(title, code=SLEEPER)
+    stopped.send_signal(signal.SIGSTOP)
+
+    with still_processes_killed(JOB, MARK, can_retry=True):
+        assert eventually(lambda: stopped.poll() is not None, seconds=60)
+
+    assert idle.poll() is None
 
 
 def test_without_another_attempt_only_a_worker_that_another_replaces_is_killed(start, monkeypatch):
@@ -115,13 +132,6 @@ def test_without_another_attempt_only_a_worker_that_another_replaces_is_killed(s
         assert eventually(lambda: worker.poll() is not None, seconds=60)
 
     assert trainer.poll() is None
-
-
-SLEEPER = """
-import time
-print("up", flush=True)
-time.sleep(600)
-"""
 
 
 def test_of_processes_with_the_title_of_a_fork_server_only_its_forks_are_watched(start):
@@ -169,7 +179,7 @@ def test_a_worker_that_goes_on_in_time_is_kept(start, monkeypatch):
 
     def seen(stillness: activity.Stillness, pid: int) -> int:
         looks.append(pid)
-        if len(looks) == 3:
+        if len(looks) == 1:
             worker.send_signal(signal.SIGCONT)
         return look(stillness, pid)
 
@@ -197,8 +207,7 @@ def test_all_workers_whose_trajectories_others_carry_on_are_known_by_their_title
 
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
-def test_an_attempt_ends_if_the_node_or_the_controller_of_ray_ends_or_stands_still(start, tmp_path, monkeypatch, by):
-    monkeypatch.setattr(still_processes, "STILL_LOOKS", 3)
+def test_an_attempt_ends_if_the_node_or_the_controller_of_ray_ends_or_is_stopped(start, tmp_path, by):
     folder, controller, node = RunFolder(tmp_path), start("gcs_server"), start("raylet")
     both = RayNode({controller.pid: "gcs_server", node.pid: "raylet"}, folder)
 

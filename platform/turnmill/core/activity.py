@@ -4,10 +4,15 @@ import ctypes
 import re
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 PULSE_SECONDS = 0.2
+
+STOPPED_LOOKS = 2
+"""Looks in a row at which a process that is to be killed was stopped: nothing else looks like it, as a busy or frozen
+machine may look like a process that does nothing."""
 
 _THREAD = "activity"
 _PR_SET_NAME = 15
@@ -42,6 +47,18 @@ def is_stopped(pid: int) -> bool:
         return _STOPPED.search(Path(f"/proc/{pid}/status").read_text()) is not None
     except OSError:
         return False
+
+
+class Stops:
+    """Looks at processes that a signal may have stopped."""
+
+    def __init__(self) -> None:
+        self._looks: Counter[int] = Counter()
+
+    def look(self, pid: int) -> int:
+        """Return at how many looks in a row a process was stopped."""
+        self._looks[pid] = self._looks[pid] + 1 if is_stopped(pid) else 0
+        return self._looks[pid]
 
 
 def has_ended(pid: int) -> bool:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnmill.core.activity import Stillness, is_stopped
+from turnmill.core.activity import STOPPED_LOOKS, Stillness, Stops
 from turnmill.core.errors import RunFailedError, StoreUnavailableError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.tool_server import RunToolServer
@@ -189,12 +189,13 @@ class ToolServerProcess:
     def _watch(self) -> None:
         asked, hung_at = 0.0, time.monotonic() + HUNG_SECONDS
         stillness: Stillness | None = Stillness()
+        stops = Stops()
         while not self._stopping.wait(WAIT_SECONDS):
             if self._process is None:
                 continue
             if self._process.poll() is not None:
                 log.warning("Tool server ended and is started again", extra={"exit_code": self._process.returncode})
-                # Until it has answered, it shows no activity; whether a signal has stopped it can be seen.
+                # Until it has answered, it shows no activity.
                 hung_at, stillness = time.monotonic() + START_SECONDS, None
                 try:
                     self._launch()
@@ -203,10 +204,11 @@ class ToolServerProcess:
                     log.warning("Tool server cannot be started", extra={"error": str(error)})
                 continue
             pid = self._process.pid
-            still = is_stopped(pid) if stillness is None else stillness.look(pid) >= STILL_LOOKS
+            stopped = stops.look(pid) >= STOPPED_LOOKS
+            still = stopped or (stillness is not None and stillness.look(pid) >= STILL_LOOKS)
             if not still and time.monotonic() < asked + ASK_SECONDS:
                 continue
-            if answers(self.url, seconds=STILL_ANSWER_SECONDS if still else HEALTH_SECONDS):
+            if not stopped and answers(self.url, seconds=STILL_ANSWER_SECONDS if still else HEALTH_SECONDS):
                 hung_at, stillness = time.monotonic() + HUNG_SECONDS, stillness or Stillness()
             elif still or time.monotonic() >= hung_at:
                 log.warning("Tool server does not answer and is killed", extra={"stands_still": still})

@@ -9,12 +9,11 @@ import logging
 import re
 import signal
 import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from turnmill.core.activity import Stillness, has_ended, is_stopped, shows_activity
+from turnmill.core.activity import STOPPED_LOOKS, Stillness, Stops, has_ended, shows_activity
 from turnmill.core.errors import RunFailedError
 from turnmill.core.process_mark import PROCESS_MARK
 from turnmill.jobs import AgentTrainingJob
@@ -24,8 +23,8 @@ from turnmill.training.agent_kinds import agent_kind
 
 LOOK_SECONDS = 0.5
 RESUMED_LOOKS, STILL_LOOKS = 2, 9
-"""Looks in a row at a process that stands still: a worker whose trajectories another one resumes, and any other, whose
-death may end the attempt."""
+"""Looks in a row at a process that does nothing, and that no signal has stopped: a worker whose trajectories another
+one resumes, and any other, whose death may end the attempt."""
 
 # Ray's title has the class, and in a method that of the method: often verl's. verl's workers of rewards are none.
 _LOOP_WORKER = re.compile(rb"ray::(AgentLoopWorker\w*|(Tool|Grl)?LoopWorker|(Trajectory|MultiTurn|Harness)Worker)\b")
@@ -44,18 +43,16 @@ class RayNode:
     def __init__(self, names: Mapping[int, str], folder: RunFolder) -> None:
         self._names = names
         self._folder = folder
-        self._stopped: Counter[int] = Counter()
-        """Looks in a row at which a process was stopped."""
+        self._stops = Stops()
 
-    def look(self, looks: int | None) -> None:
-        """End the attempt if one of them has ended; kill one that was stopped at so many looks in a row."""
+    def look(self, *, kill: bool) -> None:
+        """End the attempt if one of them has ended; kill one that is stopped, if that is wanted."""
         for pid, name in self._names.items():
-            self._stopped[pid] = self._stopped[pid] + 1 if is_stopped(pid) else 0
             if has_ended(pid):
                 # Where the disk is full, the next look ends it.
                 with suppress(OSError):
                     self._folder.write_failure(_ended(name))
-            elif looks is not None and self._stopped[pid] == looks:
+            elif self._stops.look(pid) >= STOPPED_LOOKS and kill:
                 _kill(pid, name)
 
 
@@ -90,13 +87,13 @@ def still_processes_killed(
 def _watch(
     mark: str, worker_looks: int | None, other_looks: int | None, node: RayNode | None, over: threading.Event
 ) -> None:
-    stillness = Stillness()
+    stillness, stops = Stillness(), Stops()
     while not over.wait(LOOK_SECONDS):
         if node is not None:
-            node.look(other_looks)
+            node.look(kill=other_looks is not None)
         for pid, title in _watched(mark):
             looks = worker_looks if _LOOP_WORKER.match(title) else other_looks
-            if looks is not None and stillness.look(pid) == looks:
+            if looks is not None and (stops.look(pid) >= STOPPED_LOOKS or stillness.look(pid) == looks):
                 _kill(pid, title.decode())
 
 

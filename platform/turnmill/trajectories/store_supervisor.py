@@ -17,9 +17,10 @@ _PR_SET_PDEATHSIG = 1
 _STOP_MILLISECONDS = 5000
 _PAUSE_MILLISECONDS = 200
 # Of /proc/PID/stat, counted after the name of the program: proc_pid_stat(5).
-_USER_TIME = 11
+_STATE, _USER_TIME = 0, 11
+_STOPPED = "T"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_ASK_MILLISECONDS, _ANSWER_SECONDS = 500, 0.5
+_ASK_MILLISECONDS, _ANSWER_SECONDS = 250, 0.5
 # One question without an answer may have met a machine that was frozen.
 _STILL_QUESTIONS = 2
 
@@ -27,15 +28,18 @@ _STILL_QUESTIONS = 2
 class _Stillness:
     """Notices a server that neither answers nor does anything: it is stopped, or waits for what never comes.
 
-    One that computes, or waits for a processor or a disk, only takes its time.
+    One that computes, or waits for a processor or a disk, only takes its time. One that a signal has stopped is not
+    asked, as it would not answer.
     """
 
     def __init__(self) -> None:
         self._questions = 0
         self._used: str | None = None
 
-    def noted(self, pid: int, *, answered: bool) -> bool:
-        """Note whether the process has answered a question; return whether it stands still."""
+    def noted(self, pid: int, address: str) -> bool:
+        """Ask the process something, and return whether it stands still."""
+        stopped = _STOPPED in _stat(pid)[_STATE : _STATE + 1]
+        answered = not stopped and _answers(address)
         used = _processor_time(pid)
         still = not answered and used is not None and used == self._used
         self._questions = self._questions + 1 if still else 0
@@ -69,7 +73,7 @@ def main(arguments: list[str]) -> int:
     pause = _ASK_MILLISECONDS if again else None
     while not (ready := _ready([owner_fd, child_fd, asked], pause)) or child_fd in ready:
         if not ready:
-            if stillness.noted(child, answered=_answers(address)):
+            if stillness.noted(child, address):
                 os.kill(child, signal.SIGKILL)
             continue
         exit_code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -105,11 +109,16 @@ def _answers(address: str) -> bool:
 
 def _processor_time(pid: int) -> str | None:
     """Return the time for which a process has used processors; None if it is to use one now, or waits for a disk."""
+    fields = _stat(pid)
+    return None if not fields or fields[_STATE] in "RD" else " ".join(fields[_USER_TIME : _USER_TIME + 2])
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of a process after the name of its program; none if it has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return None
-    return None if fields[0] in "RD" else " ".join(fields[_USER_TIME : _USER_TIME + 2])
+        return []
 
 
 def _ready(descriptors: list[int], milliseconds: int | None) -> list[int]:
