@@ -17,6 +17,7 @@ from redis.retry import Retry
 
 from support.server_process import alive
 from turnmill.core.errors import SettingsError, StoreUnavailableError, ToolUnavailableError
+from turnmill.trajectories import store_supervisor
 from turnmill.trajectories.embedded import EmbeddedStore, find_server
 
 OWNER = """
@@ -148,6 +149,19 @@ def test_a_server_that_stands_still_is_replaced_by_one_with_its_data(tmp_path, t
         wait_until(lambda: answers(client))
         assert client.get("key") == b"value"
         assert supervisor.is_running()
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_server_that_does_nothing_stands_still_unless_it_answers(monkeypatch, answered):
+    monkeypatch.setattr(store_supervisor, "_answers", lambda address: answered)
+    stillness = store_supervisor._Stillness()
+    with subprocess.Popen(["sleep", "600"]) as server:
+        try:
+            if not answered:
+                wait_until(lambda: stillness.noted(server.pid, ""))
+            assert [stillness.noted(server.pid, "") for _ in range(5)] == [not answered] * 5
+        finally:
+            server.kill()
 
 
 def test_a_server_that_computes_for_long_is_kept(tmp_path):
