@@ -148,7 +148,7 @@ def test_the_next_attempt_finds_ray_without_the_processes_of_the_last_one(
         pytest.param("gcs_server", signal.SIGKILL, marks=pytest.mark.nightly),
         ("gcs_server", signal.SIGSTOP),
         pytest.param("fork_server.server", signal.SIGKILL, marks=pytest.mark.nightly),
-        ("fork_server.server", signal.SIGSTOP),
+        pytest.param("fork_server.server", signal.SIGSTOP, marks=pytest.mark.nightly),
     ],
 )
 def test_ray_is_started_again_if_one_of_its_processes_has_died_or_stands_still(

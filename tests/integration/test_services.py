@@ -161,7 +161,8 @@ def test_a_server_that_hangs_is_replaced(tmp_path, monkeypatch):
 @pytest.mark.parametrize("blocked", [False, True])
 def test_a_server_that_is_stopped_is_replaced_before_one_that_is_blocked(tmp_path, monkeypatch, blocked):
     """A tool may block its server for a while: other threads run then."""
-    monkeypatch.setattr("turnmill.runs.server_process.HEALTH_SECONDS", 0.5)
+    monkeypatch.setattr(module, "HEALTH_SECONDS", 0.5)
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.1)
     monkeypatch.setattr(module, "HUNG_SECONDS", 600.0)
     mark, asked = tmp_path / "blocked", []
     server = server_that_runs(

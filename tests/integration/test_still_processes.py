@@ -103,6 +103,7 @@ def test_a_worker_whose_trajectories_another_resumes_is_killed_before_all_others
 def test_other_processes_of_the_run_are_killed_later(start, monkeypatch, title, watched):
     """Of an agent without a store, workers are among them, as no other resumes their episodes."""
     monkeypatch.setattr(still_processes, "RESUMED_LOOKS", 1000)
+    monkeypatch.setattr(still_processes, "STILL_LOOKS", 4)
     still, last = start(title, code=SLEEPER), start("ray::TurnTaskRunner", code=SLEEPER)
 
     with still_processes_killed(parse_job(job()), MARK, can_retry=True):
