@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -121,6 +122,24 @@ def test_a_process_that_a_signal_has_stopped_is_killed_before_one_that_does_noth
         assert eventually(lambda: stopped.poll() is not None, seconds=60)
 
     assert idle.poll() is None
+
+
+def test_a_process_that_runs_between_two_stops_was_not_stopped_for_long(start):
+    """As `cpulimit` does."""
+    process, stops = start("ray::EngineServer"), activity.Stops()
+
+    threads = Path(f"/proc/{process.pid}/task")
+
+    def looks_while_stopped() -> list[int]:
+        process.send_signal(signal.SIGSTOP)
+        assert eventually(lambda: all("State:\tT" in (each / "status").read_text() for each in threads.iterdir()))
+        return [stops.look(process.pid) for _ in range(3)]
+
+    assert looks_while_stopped() == [1, 2, 3]
+    before = runs_of_threads(process.pid)
+    process.send_signal(signal.SIGCONT)
+    assert eventually(lambda: runs_of_threads(process.pid) not in ({}, before), seconds=60)
+    assert looks_while_stopped() == [1, 2, 3]
 
 
 def test_without_another_attempt_only_a_worker_that_another_replaces_is_killed(start, monkeypatch):

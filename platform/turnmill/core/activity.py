@@ -4,7 +4,6 @@ import ctypes
 import re
 import threading
 import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,26 +48,6 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-class Stops:
-    """Looks at processes that a signal may have stopped."""
-
-    def __init__(self) -> None:
-        self._looks: Counter[int] = Counter()
-
-    def look(self, pid: int) -> int:
-        """Return at how many looks in a row a process was stopped."""
-        self._looks[pid] = self._looks[pid] + 1 if is_stopped(pid) else 0
-        return self._looks[pid]
-
-
-def has_ended(pid: int) -> bool:
-    """Return whether a process has ended; it may still wait for the one that started it."""
-    try:
-        return _ENDED.search(Path(f"/proc/{pid}/status").read_text()) is not None
-    except OSError:
-        return True
-
-
 @dataclass(slots=True)
 class _Seen:
     runs: dict[str, int]
@@ -81,6 +60,31 @@ class _Seen:
     """Thread that had run most between two looks at all."""
 
     busiest_runs: int = 0
+
+
+class Stops:
+    """Looks at processes that a signal may have stopped."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}
+
+    def look(self, pid: int) -> int:
+        """Return at how many looks in a row a process was stopped, and had not run since the one before.
+
+        A tool that limits how much it computes stops it for moments, and may have done so at several looks.
+        """
+        runs, seen = runs_of_threads(pid) if is_stopped(pid) else {}, self._seen.setdefault(pid, _Seen({}))
+        seen.looks = seen.looks + 1 if runs == seen.runs else 1
+        seen.runs = runs
+        return seen.looks if runs else 0
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended; it may still wait for the one that started it."""
+    try:
+        return _ENDED.search(Path(f"/proc/{pid}/status").read_text()) is not None
+    except OSError:
+        return True
 
 
 class Stillness:
