@@ -7,6 +7,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from turnmill.rollout.llm_client import EngineClient, ResumingClient
 from turnmill.training.accelerators import demands
+from turnmill.training.checkpoints import RunState
 from turnmill.training.trainers.shared_engines import SharedEnginesMixin
 from turnmill.training.verl import placement
 from turnmill.training.verl.engines import Engines
@@ -23,12 +24,41 @@ class AsyncRolloutMixin(PPOTrainer):
 
     config: DictConfig
     global_steps: int
+    total_training_steps: int
     trainer_mode: str
     llm_server_manager: ServerManager
+    _pending_checkpoint: RunState | None
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
         self._last_requested_step: int | None = None
+        self._step_to_hand_over: int | None = None
+
+    def on_step_end(self) -> None:
+        """Hand the new weights to the engines; if a checkpoint has them that is not complete yet, then later.
+
+        An attempt that begins with the checkpoint before knows no policy with these weights, and would delete all
+        trajectories with a turn of it. A validation, which comes before the checkpoint is complete, needs them at once.
+        """
+        test_freq = self.config.trainer.test_freq
+        validates = test_freq > 0 and self.global_steps % test_freq == 0
+        if self._pending_checkpoint is None or validates or self.global_steps >= self.total_training_steps:
+            self._hand_over_weights()
+        else:
+            self._step_to_hand_over = self.global_steps
+
+    def on_step_begin(self) -> None:
+        """Hand the weights of the step before to the engines, unless they have them."""
+        if self._step_to_hand_over is not None:
+            now, self.global_steps = self.global_steps, self._step_to_hand_over
+            try:
+                self._hand_over_weights()
+            finally:
+                self.global_steps, self._step_to_hand_over = now, None
+        super().on_step_begin()
+
+    def _hand_over_weights(self) -> None:
+        super().on_step_end()
 
     def prepare_step(self) -> Metrics:
         """Request the rows of this step and of the next ones."""
@@ -123,10 +153,9 @@ class SeparateAsync(AsyncRolloutMixin, PPOTrainerSeparateAsync):
         """Return the client by which agent loops generate."""
         return self.standalone_server_manager.get_client(client_cls=EngineClient)
 
-    def on_step_end(self) -> None:
-        """Send the new weights to all engines."""
+    def _hand_over_weights(self) -> None:
         self._version = self.global_steps
-        self._engines.update_weights(super().on_step_end)
+        self._engines.update_weights(super()._hand_over_weights)
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: Metrics, *args: object, **kwargs: object) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)

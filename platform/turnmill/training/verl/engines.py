@@ -59,7 +59,7 @@ class Engines:
         self._start_missing()
         if len(self):
             self._all_lost_at = float("inf")
-        elif time.monotonic() - self._all_lost_at > self._wait_seconds:
+        elif not self._any_ready() and time.monotonic() - self._all_lost_at > self._wait_seconds:
             raise RunFailedError(
                 f"Every inference engine has died, and none was replaced within {self._wait_seconds:g} s: their "
                 "processes or machines are gone. `--resume` continues from the last checkpoint.",
@@ -97,6 +97,8 @@ class Engines:
             if self._weight_manager.backend != BACKEND or not self._lost_any_within(NOTICE_SECONDS):
                 raise
             log.warning("An engine died during a weight sync, which is repeated", extra={"what": str(error)})
+            # Others start meanwhile.
+            self._start_missing()
             self._wait_until_idle(error)
             self.update_weights(update)
             return

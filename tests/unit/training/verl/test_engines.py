@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from turnmill.core.errors import RunFailedError
 from turnmill.training.verl import engines as module
 from turnmill.training.verl.engines import Engines
 
@@ -212,6 +213,35 @@ def test_a_weight_sync_waits_for_another_engine_if_the_last_one_dies_during_it(h
 
     assert harness.synced_ranks == [[3, 4]]
     assert sorted(harness.served) == ["10.0.0.3", "10.0.0.4"]
+
+
+def test_engines_are_replaced_while_the_trainers_processes_end_a_failed_sync(harness, monkeypatch):
+    """That may take longer than a run waits for an engine."""
+    clock, ask, started = [0.0], harness.weights.actor_wg.execute_checkpoint_engine, []
+
+    def ask_for_long(methods: list[str]) -> list[bool]:
+        started.append(len(EngineStart.started))
+        for start in EngineStart.started:
+            start.answers = [True]
+        clock[0] += 100.0
+        return ask(methods)
+
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(harness.weights.actor_wg, "execute_checkpoint_engine", ask_for_long)
+
+    harness.sync_weights("server-0", "server-1")
+
+    assert started == [2]
+    assert harness.synced_ranks == [[2, 3]]
+
+
+def test_a_run_without_any_engine_ends_after_a_while(harness, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: clock.append(clock.pop() + seconds))
+
+    with pytest.raises(RunFailedError, match="none was replaced within 60 s"):
+        harness.sync_weights("server-0", "server-1")
 
 
 def test_a_weight_sync_that_fails_while_every_engine_lives_ends_the_run(harness):
