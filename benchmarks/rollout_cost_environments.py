@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout_cost_harness import ENDED, OBSERVATION_TOKENS, RESPONSE_TOKENS, Engine, Play, Played, Player, main
-from rollout_cost_verl import Client, config_of, max_tokens, played_rows
+from rollout_cost_verl import loop_of, max_tokens, played_rows
 
 INSTRUCTIONS = "Answer the question. Look pages up, one at a time."
 WINDOW = 4
@@ -19,7 +19,6 @@ WINDOW = 4
 
 
 def verlog(engine: Engine, folder: Path, run_dir: Path) -> Play:
-    from turnmill.core.garbage import collect_rarely
     from turnmill.rollout.verlog import slot
     from turnmill.rollout.verlog.episode_loop import EpisodeLoop
     from turnmill.testing.agent_loops import SAMPLING
@@ -30,9 +29,8 @@ def verlog(engine: Engine, folder: Path, run_dir: Path) -> Play:
         def __init__(self, *_: object, **__: object) -> None:
             super().__init__(engine.turns, (folder / "observation.txt").read_text())
 
-    collect_rarely()
     slot.EnvironmentProcess = Environment  # type: ignore[assignment, misc]
-    loop = _loop(EpisodeLoop, _verlog_job(engine.turns), engine, folder, run_dir)
+    loop = loop_of(EpisodeLoop, _verlog_job(engine.turns), engine, folder, run_dir)
 
     async def play(number: int) -> Played:
         return played_rows(await loop.run(SAMPLING, index=number, session_id=0, global_steps=1))
@@ -41,14 +39,12 @@ def verlog(engine: Engine, folder: Path, run_dir: Path) -> Play:
 
 
 def grl(engine: Engine, folder: Path, run_dir: Path) -> Play:
-    from turnmill.core.garbage import collect_rarely
     from turnmill.rollout.grl.loop import GrlLoop
     from turnmill.rollout.grl.rows import verl_rows
     from turnmill.testing.agent_loops import SAMPLING
 
     text = (folder / "observation.txt").read_text()
-    collect_rarely()
-    loop = _loop(GrlLoop, _grl_job(engine.turns), engine, folder, run_dir)
+    loop = loop_of(GrlLoop, _grl_job(engine.turns), engine, folder, run_dir)
     loop.environment_of = lambda agent: Conversation(engine.turns, text)
 
     async def play(number: int) -> Played:
@@ -110,25 +106,6 @@ class Conversation(Constant):
 
 
 # ---- jobs ----
-
-
-def _loop(kind: Any, job: Any, engine: Engine, folder: Path, run_dir: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    from turnmill.rollout.verl_classes import DictConfigWrap
-
-    config = config_of(job, folder, run_dir)
-    return kind(
-        trainer_config=DictConfigWrap(config),
-        server_manager=Client(engine),
-        tokenizer=AutoTokenizer.from_pretrained(folder / "model"),
-        processor=None,
-        hf_model_type="qwen2",
-        dataset_cls=None,
-        data_config=DictConfigWrap(config.data),
-        job=job,
-        run_dir=run_dir,
-    )
 
 
 def _verlog_job(turns: int) -> Any:

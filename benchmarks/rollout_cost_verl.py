@@ -105,18 +105,32 @@ def multi_turn(engine: Engine, folder: Path, run_dir: Path, *, function: Path | 
 
 def tool(engine: Engine, folder: Path, run_dir: Path, *, url: str = "") -> Play:
     """Prepare `tool`, whose tool answers in the same process, or by the server at an address."""
+    from turnmill.rollout.tool_agent.loop import ToolLoop
+    from turnmill.rollout.tool_agent.rows import verl_rows
+    from turnmill.testing.agent_loops import SAMPLING
+
+    job = tool_job(folder, engine.turns)
+    loop = loop_of(ToolLoop, job, engine, folder, run_dir, tool_server_url=url or "http://127.0.0.1:1")
+    if not url:
+        loop.tools = constant_tool(folder)
+
+    async def play(number: int) -> Played:
+        result = await loop.run(SAMPLING, index=number, session_id=0, global_steps=1)
+        return played_rows(verl_rows(result, log_probs=True))
+
+    return play
+
+
+def loop_of(kind: type, job: Any, engine: Engine, folder: Path, run_dir: Path, **more: object) -> Any:
+    """Return one of turnmill's agent loops, with garbage collected as in its workers."""
     from transformers import AutoTokenizer
 
     from turnmill.core.garbage import collect_rarely
-    from turnmill.rollout.tool_agent.loop import ToolLoop
-    from turnmill.rollout.tool_agent.rows import verl_rows
     from turnmill.rollout.verl_classes import DictConfigWrap
-    from turnmill.testing.agent_loops import SAMPLING
 
     collect_rarely()
-    job = tool_job(folder, engine.turns)
     config = config_of(job, folder, run_dir)
-    loop = ToolLoop(
+    return kind(
         trainer_config=DictConfigWrap(config),
         server_manager=Client(engine),
         tokenizer=AutoTokenizer.from_pretrained(folder / "model"),
@@ -126,16 +140,8 @@ def tool(engine: Engine, folder: Path, run_dir: Path, *, url: str = "") -> Play:
         data_config=DictConfigWrap(config.data),
         job=job,
         run_dir=run_dir,
-        tool_server_url=url or "http://127.0.0.1:1",
+        **more,
     )
-    if not url:
-        loop.tools = constant_tool(folder)  # type: ignore[assignment]
-
-    async def play(number: int) -> Played:
-        result = await loop.run(SAMPLING, index=number, session_id=0, global_steps=1)
-        return played_rows(verl_rows(result, log_probs=True))
-
-    return play
 
 
 def constant_tool(folder: Path) -> Any:
