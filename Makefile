@@ -77,7 +77,9 @@ run: $(STAMP) ## Train the main job: an agent learns to find an object
 
 test: $(STAMP) ## Run all tests but the slow ones
 	@echo "Running the tests"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not nightly and not e2e and not gpu" $(ARGS)
+	@# pytest-xdist would start another process after a crash, and then wait without end.
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 0 \
+		-m "not slow and not nightly and not e2e and not gpu" $(ARGS)
 
 unit: $(STAMP) ## Run the unit tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit $(ARGS)
