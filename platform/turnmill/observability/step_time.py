@@ -49,7 +49,5 @@ def _split_wait(waiting: float, metrics: Mapping[str, float]) -> dict[str, float
     if slots <= 0 or total <= 0:
         return {"other": waiting}
     # In the asynchronous modes rollout began before the wait, and more work was done than waited for.
-    scale = min(1 / slots, waiting / total)
-    parts = {part: seconds * scale for part, seconds in busy.items()}
-    # If the whole wait is accounted for, rounding may give a small negative number.
-    return parts | {"stragglers": max(0.0, waiting - total * scale)}
+    accounted = min(waiting, total / slots)
+    return {part: accounted * (seconds / total) for part, seconds in busy.items()} | {"stragglers": waiting - accounted}

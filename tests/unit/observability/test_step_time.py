@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from turnmill.observability.step_time import PARTS, split_step_time
@@ -54,6 +54,7 @@ def test_a_wait_without_measurements_counts_as_other():
 seconds = st.floats(0, 1e4)
 
 
+@example({"timing_s/gen": 1.0, "turnmill/rollout_slots": 5e-324, "turnmill/rollout_seconds/loop": 5e-324})
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys((*TIMES, *ROLLOUT), seconds)))
 def test_the_parts_sum_to_the_step_and_none_is_negative(metrics):
     parts = split_step_time(metrics)
