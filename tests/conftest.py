@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +14,14 @@ from turnmill.core.process_mark import NO_MARK, PROCESS_MARK
 from turnmill.runs.fork_server import PythonForkServer, modules
 from turnmill.runs.fork_server.launcher import INTERPRETER
 from turnmill.runs.preparation import process_environment
+from turnmill.runs.ray_cluster import PATIENCE
 
 # The time that an example takes depends on the load of the machine: there is no deadline.
 settings.register_profile("turnmill", deadline=None)
 settings.load_profile("turnmill")
+
+# Ray reads it once a process, and tests may have started Ray before one kills a controller.
+os.environ.update(PATIENCE)
 
 
 def pytest_collection_finish() -> None:

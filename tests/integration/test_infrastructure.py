@@ -22,6 +22,7 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.runs import processes
 from turnmill.runs.fork_server import modules
 from turnmill.runs.infrastructure import NODE, Infrastructure
+from turnmill.runs.ray_cluster import PATIENCE
 
 ORPHAN = """
 import os, signal, sys, time
@@ -53,6 +54,37 @@ with processes.owned(folder.path) as owner, ray_cluster(parse_job(job()), "cpu",
     node.wait(10)
     time.sleep(3)
 Path("ended").touch()
+"""
+
+
+IMPATIENT = """
+import sys, threading, time
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+
+from support.jobs import job
+from turnmill.jobs import parse_job
+from turnmill.observability.run_folder import RunFolder
+from turnmill.runs import processes
+from turnmill.runs.fork_server import modules
+from turnmill.runs.infrastructure import Infrastructure
+
+folder, mine = RunFolder(Path(sys.argv[1])), parse_job(job(retries=2))
+modules.EARLY, modules.LATE = (), ("turnmill.runs.fork_server.patch_ray",)
+with processes.owned(folder.path) as owner, closing(Infrastructure(mine, folder, "cpu", owner)) as infrastructure:
+    infrastructure.start()
+    import ray
+
+    controller = next(child for child in psutil.Process().children() if child.name() == "gcs_server")
+    controller.kill()
+    threading.Thread(target=ray.nodes, daemon=True).start()
+    time.sleep(3)
+    infrastructure.close()
+    infrastructure.start()
+    time.sleep(65)
+    assert ray.nodes()
 """
 
 
@@ -200,3 +232,12 @@ def test_a_run_that_goes_on_without_its_shell_outlives_its_node(folder: RunFolde
     eventually(lambda: not alive(pid), seconds=60)
 
     assert (tmp_path / "ended").exists()
+
+
+@pytest.mark.nightly
+def test_a_run_outlives_a_request_that_waited_for_a_dead_controller(folder: RunFolder, tmp_path: Path):
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = {name: value for name, value in os.environ.items() if name not in PATIENCE} | {"PYTHONPATH": paths}
+
+    command = [sys.executable, "-c", IMPATIENT, folder.path]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=300)

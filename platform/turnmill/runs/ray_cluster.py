@@ -28,6 +28,10 @@ TEMPORARY = "tmp"
 # A socket's path has at most 107; `/turnmill-ray-...`, `/session_...` and `/sockets/plasma_store` take 89.
 MAX_TEMPORARY_CHARACTERS = 18
 
+PATIENCE = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(10**9)}
+"""Without it Ray ends this process a minute after the controller has died, without a word, if a request waited for the
+controller then, even if Ray has been started again since. Whoever plays an attempt looks at the controller."""
+
 log = logging.getLogger(__name__)
 _Handler = Callable[[int, FrameType | None], object] | int | None
 
@@ -55,7 +59,7 @@ def ray_cluster(job: AgentTrainingJob, device: str, owner: processes.Owner, fold
     (temp_dir / TEMPORARY).mkdir()
     environment = process_environment(device) | {VARIABLE: str(folder.path)}
     # Else Ray ends this process with its node, without a word, where the process that started it has ended.
-    os.environ.update(environment | {"RAY_RAYLET_PID": str(os.getpid())})
+    os.environ.update(environment | PATIENCE | {"RAY_RAYLET_PID": str(os.getpid())})
     fork_server = PythonForkServer(temp_dir, modules.EARLY, modules.LATE) if device == "cpu" else None
     import ray
 
