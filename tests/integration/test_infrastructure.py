@@ -56,8 +56,7 @@ with processes.owned(folder.path) as owner, ray_cluster(parse_job(job()), "cpu",
 Path("ended").touch()
 """
 
-
-IMPATIENT = """
+REQUEST = """
 import sys, threading, time
 from contextlib import closing
 from pathlib import Path
@@ -132,6 +131,13 @@ def attempt(folder: RunFolder, *, steps: int, phase: str = "training") -> int:
     trainer = Trainer.options(name="trainer").remote()
     write_progress(folder, Progress(phase=phase, done=steps))
     return int(ray.get(trainer.start.remote(), timeout=60))
+
+
+def run_script(script: str, folder: RunFolder, cwd: Path, *, timeout: int) -> None:
+    """Run a script for a run folder, in a process that does not have this one's patience with Ray."""
+    environment = {name: value for name, value in os.environ.items() if name not in PATIENCE}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    subprocess.run([sys.executable, "-c", script, folder.path], cwd=cwd, env=environment, check=True, timeout=timeout)
 
 
 def node() -> str:
@@ -221,9 +227,7 @@ def test_a_store_without_its_supervisor_is_started_again(infrastructure: Infrast
 
 
 def test_a_run_that_goes_on_without_its_shell_outlives_its_node(folder: RunFolder, tmp_path: Path):
-    paths = os.pathsep.join(path for path in sys.path if path)
-    environment = os.environ | {"PYTHONPATH": paths}
-    subprocess.run([sys.executable, "-c", ORPHAN, folder.path], cwd=tmp_path, env=environment, check=True, timeout=60)
+    run_script(ORPHAN, folder, tmp_path, timeout=60)
     eventually(lambda: (tmp_path / "began").exists(), seconds=30)
     pid, parent = map(int, (tmp_path / "began").read_text().split())
     if parent != 1:
@@ -236,8 +240,4 @@ def test_a_run_that_goes_on_without_its_shell_outlives_its_node(folder: RunFolde
 
 @pytest.mark.nightly
 def test_a_run_outlives_a_request_that_waited_for_a_dead_controller(folder: RunFolder, tmp_path: Path):
-    paths = os.pathsep.join(path for path in sys.path if path)
-    environment = {name: value for name, value in os.environ.items() if name not in PATIENCE} | {"PYTHONPATH": paths}
-
-    command = [sys.executable, "-c", IMPATIENT, folder.path]
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=300)
+    run_script(REQUEST, folder, tmp_path, timeout=300)
