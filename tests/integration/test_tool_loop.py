@@ -1,7 +1,6 @@
 import asyncio
 import itertools
 import math
-import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,6 +20,7 @@ from support.loop_iterations import LoopIterations
 from turnmill.core.errors import SettingsError, ToolCallError, ToolCallTimeoutError
 from turnmill.core.loop_time import LoopTime
 from turnmill.core.observations import INVALID_ACTION_NOTICE
+from turnmill.core.ports import free_port
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.jobs.trajectory_algorithms import Grpo
 from turnmill.rollout.generation import RESPONSES, STARTS
@@ -597,9 +597,7 @@ async def test_a_tool_can_end_a_trajectory_and_its_reward_is_logged(new_harness)
 
 
 def dead_port() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"
 
 
 @pytest.mark.feature("verl-tool", "retries of calls and error texts")

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from turnmill.core.errors import StaleClaimError, StoreError, StoreUnavailableError
+from turnmill.core.ports import free_port
 from turnmill.core.trajectory import Turn
 from turnmill.trajectories.base import CallKey, Change, Claim, Recorded
 from turnmill.trajectories.client import deadline_in
@@ -211,7 +212,7 @@ class Redis:
 
 
 async def test_a_call_survives_a_kill_of_redis(new_server, link, tmp_path):
-    server = Redis(tmp_path, 16379)
+    server = Redis(tmp_path, free_port())
     store = new_server(url=server.url)
     await count_up(store, await begin(store))
     held = await begin(store, CallKey("trajectory-1", "call-2"))
