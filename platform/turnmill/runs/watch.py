@@ -9,6 +9,7 @@ from turnmill.core.errors import RunFailedError, TurnmillError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.progress import Progress, read_progress
 from turnmill.observability.run_folder import RunFolder, Silence
+from turnmill.runs.kept_room import KeptRoom
 
 POLL_SECONDS = 0.25
 
@@ -23,6 +24,11 @@ def start_silence(job: AgentTrainingJob) -> Silence:
 
 def watch(future: Any, job: AgentTrainingJob, folder: RunFolder, report: Report) -> Any:
     """Wait for a call of the trainer and return its result; report progress, and raise RunFailedError if it stalls."""
+    with KeptRoom(folder) as room:
+        return _watch(future, job, folder, report, room)
+
+
+def _watch(future: Any, job: AgentTrainingJob, folder: RunFolder, report: Report, room: KeptRoom) -> Any:
     import ray
 
     shown: Progress | None = None
@@ -50,6 +56,7 @@ def watch(future: Any, job: AgentTrainingJob, folder: RunFolder, report: Report)
                 "`--resume` carries on from the last checkpoint.",
                 "stalled",
             )
+        room.look()
         time.sleep(POLL_SECONDS)
 
 

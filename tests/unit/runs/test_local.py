@@ -17,6 +17,7 @@ from turnmill.core.errors import RunFailedError, SettingsError
 from turnmill.jobs import parse_job
 from turnmill.observability.run_folder import RunFolder, Silence
 from turnmill.runs import processes
+from turnmill.runs.kept_room import KeptRoom
 from turnmill.runs.local import RAY_RETRIES, _with_retries
 from turnmill.runs.preparation import finalize_run
 from turnmill.runs.ray_cluster import RAY, _restore, parent_of_sockets
@@ -203,6 +204,17 @@ class Clock:
             return ["run"], []
         happens()
         return [], ["run"]
+
+
+def test_a_run_keeps_room_on_its_disk_while_it_is_watched(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    folder.create()
+    looks: list[KeptRoom] = []
+    monkeypatch.setattr(KeptRoom, "look", lambda room: looks.append(room))
+    Clock(monkeypatch, *[(1, lambda: None)] * 3)
+
+    assert watch("run", parse_job(job()), folder, lambda _: None) == "done"
+    assert len(looks) == 3
 
 
 def test_a_large_model_may_take_long_to_load_to_compile_and_to_write(tmp_path, monkeypatch):
