@@ -106,8 +106,8 @@ nightly: $(STAMP) ## Run what takes hours: the image for GPUs, the longest tests
 	$(BIN)/python benchmarks/learning.py run $(ARGS) || status=1; \
 	$(BIN)/python benchmarks/learning.py page; exit $$status
 
-chaos: $(STAMP) ## Hurt small runs in several ways, and write what each fault cost (half an hour); ARGS= chooses others
-	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rl_chaos.py run $(or $(ARGS),--subset)
+chaos: $(STAMP) ## Hurt small runs of turnmill and plain verl in several ways, and write what each fault cost (half an hour); ARGS= chooses others
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rl_chaos.py run $(or $(ARGS),--subset --systems turnmill verl)
 	@$(BIN)/python benchmarks/rl_chaos.py page
 
 docs: $(STAMP) ## Show the docs site at http://127.0.0.1:8000

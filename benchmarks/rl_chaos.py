@@ -30,8 +30,8 @@ from results_file import append_result, present_commit
 
 HANG_SECONDS, LONGEST_SECONDS = 300.0, 1500.0
 MOMENT_PARTS = (1.0, 0.5, 0.25)
-SUBSET = ("kill agent loop", "kill tool server", "calls fail", "stop store")
-"""What `make chaos` injects, within half an hour on two cores."""
+SUBSET = ("kill trainer", "kill agent loop", "kill tool server", "stop store", "calls fail")
+"""What `make chaos` injects into turnmill and plain verl, within half an hour on two cores."""
 
 
 def main() -> None:

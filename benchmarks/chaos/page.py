@@ -40,8 +40,9 @@ make chaos
 .venv/bin/python benchmarks/rl_chaos.py page
 ```
 
-`make chaos` is a part, for half an hour on two cores; the second command runs all faults. Each run adds a line to
-`benchmarks/results/chaos.jsonl`, with its commit. Tables show the last run of a system, fault and seed.
+`make chaos` is a part, of turnmill and plain verl, for half an hour on two cores; the second command runs all faults.
+Each run adds a line to `benchmarks/results/chaos.jsonl`, with its commit. Tables show the last run of a system, fault
+and seed.
 
 ## Method
 
@@ -105,9 +106,9 @@ LIMITS = """\
 - Time is measured once per fault and seed, on two cores that also did other work during some of these runs: their load
   was 8 to 20 then, and a start took up to five minutes. From 2026-11-29 on, other machines took half of the processors'
   time. `recover` and ETTR are coarse; the counts beside them are not.
-- Rows of plain verl and verifiers were made while a call had 30 s in each system, and turnmill's *store tail lost*,
-  those of an agent in environments, and those of processes that are stopped with older code, which killed most of
-  these after five seconds instead of one; each names its commit.
+- Rows of plain verl and verifiers were made while a call had 30 s in each system, where their commit is `d9fbe99b` or
+  `2a1507e8`; turnmill's *store tail lost* and those of an agent in environments with older code, too: each names its
+  commit.
 - As weights do not change, a policy whose weights were handed over in part would not be noticed; whether the run goes
   on is.
 - A turn whose text was being generated when a process died leaves no line, and is not among the turns lost.
