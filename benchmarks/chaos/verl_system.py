@@ -7,6 +7,7 @@ else are verl's; a loop of the shell starts it again when it fails, as often as 
 import json
 import shlex
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -113,6 +114,8 @@ class Verl:
         (folder / "agent_loops.yaml").write_text(AGENT_LOOPS)
         (folder / "tools.yaml").write_text(TOOLS)
         settings: dict[str, object] = {
+            # Else it is in the folder from which the benchmark was started; that of the run may be full.
+            "hydra.run.dir": Path(tempfile.gettempdir()) / "hydra",
             "algorithm.adv_estimator": "grpo",
             "data.train_files": tasks,
             "data.val_files": tasks,
