@@ -12,7 +12,7 @@ from typing import Any
 
 from support.kubernetes import wait_for
 from support.programs import find_program
-from turnmill.core.ports import free_port
+from turnmill.core.ports import free_ports
 from turnmill.runs import server_process
 
 PROGRAM = "kube"
@@ -59,7 +59,7 @@ class ApiServer:
 def api_server(folder: Path) -> Iterator[ApiServer]:
     """Start both programs with their data in a folder, and stop them at the end."""
     program = str(find_program(PROGRAM))
-    etcd, peers, port = free_port(), free_port(), free_port()
+    etcd, peers, port = free_ports(3)
     (folder / "tokens.csv").write_text("".join(f"{name},{name},{name},{group}\n" for name, group in TOKENS.items()))
     key = str(folder / "accounts.key")
     subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import redis.asyncio
 import redis.exceptions
 
-from turnmill.core.ports import free_port
+from turnmill.core.ports import free_ports
 from turnmill.trajectories.base import CallKey, Change, Recorded
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.embedded import find_server
@@ -27,9 +27,9 @@ NUM_SLOTS = 16384
 class ClusterNode:
     """A server process of the cluster."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, port: int, bus_port: int) -> None:
         self.folder = folder
-        self.port, self.bus_port = free_port(), free_port()
+        self.port, self.bus_port = port, bus_port
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -112,8 +112,10 @@ class StoreCluster:
     """Primaries, each with a share of the slots and, if asked for, a replica."""
 
     def __init__(self, folder: Path, *, primaries: int, replicas: bool) -> None:
+        ports = iter(free_ports(2 * primaries * (1 + replicas)))
         self.shards = [
-            [ClusterNode(folder / f"{shard}-{copy}") for copy in range(1 + replicas)] for shard in range(primaries)
+            [ClusterNode(folder / f"{shard}-{copy}", next(ports), next(ports)) for copy in range(1 + replicas)]
+            for shard in range(primaries)
         ]
 
     @property

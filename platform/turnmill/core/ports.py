@@ -2,7 +2,8 @@
 
 import random
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from itertools import islice
 from pathlib import Path
 
 PORTS = range(20_000, 32_768)
@@ -13,18 +14,27 @@ _OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback address that nothing listens on at present.
+    """Return a TCP port of the loopback address that nothing listens on at present; see `free_ports`."""
+    (port,) = free_ports(1)
+    return port
 
-    It is none of those that the kernel gives to outgoing connections where others are left, so that none takes it
+
+def free_ports(number: int) -> list[int]:
+    """Return different TCP ports of the loopback address that nothing listens on at present.
+
+    They are none of those that the kernel gives to outgoing connections where others are left, so that none takes one
     before a server listens there, or while that server is started again.
     """
     # Processes that were forked from one must not draw the same.
-    for port in random.SystemRandom().sample(PORTS, _TRIES):
-        if port < _first_outgoing() and _is_free(port):
-            return port
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    drawn = random.SystemRandom().sample(PORTS, _TRIES)
+    first_outgoing = _first_outgoing()
+    found = list(islice((port for port in drawn if port < first_outgoing and _is_free(port)), number))
+    with ExitStack() as stack:
+        for _ in range(number - len(found)):
+            free = stack.enter_context(socket.socket())
+            free.bind(("127.0.0.1", 0))
+            found.append(int(free.getsockname()[1]))
+    return found
 
 
 def _first_outgoing() -> int:

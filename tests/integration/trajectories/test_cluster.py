@@ -10,7 +10,7 @@ from redis.crc import key_slot
 from support.charts import TEAM
 from support.store_cluster import StoreCluster, call, store_cluster
 from turnmill.core.errors import LostWriteError, SettingsError, StoreUnavailableError
-from turnmill.core.ports import free_port
+from turnmill.core.ports import free_ports
 from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn
 from turnmill.observability.tool_metrics import StoreHealth
 from turnmill.trajectories.clean_up import forget_run
@@ -104,9 +104,9 @@ async def test_a_cluster_all_of_whose_nodes_have_other_addresses_is_found_at_its
     store = TrajectoryStore.from_url(f"redis+cluster://127.0.0.1:{door.sockets[0].getsockname()[1]}", "run")
     versions = {name: await call(store, name, 0) for name in NAMES}
 
-    for node in cluster.nodes:
+    for node, port in zip(cluster.nodes, free_ports(len(cluster.nodes)), strict=True):
         node.stop()
-        node.port = free_port()
+        node.port = port
     await asyncio.gather(*(node.start() for node in cluster.nodes))
 
     for name in NAMES:

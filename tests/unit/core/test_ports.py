@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from turnmill.core import ports
-from turnmill.core.ports import PORTS, free_port
+from turnmill.core.ports import PORTS, free_port, free_ports
 
 
 def test_no_outgoing_connection_gets_a_port_that_was_found():
@@ -39,3 +39,14 @@ def test_the_kernel_chooses_where_it_gives_all_ports_to_outgoing_connections(mon
         listener.bind(("127.0.0.1", free_port()))
 
         assert (listener.getsockname()[1] in PORTS) == (not told)
+
+
+@pytest.mark.parametrize("told", ["1024\t65535\n", "32768\t60999\n"])
+def test_several_ports_differ(monkeypatch, tmp_path, told):
+    (outgoing := tmp_path / "range").write_text(told)
+    monkeypatch.setattr(ports, "_OUTGOING", outgoing)
+    monkeypatch.setattr(ports, "PORTS", range(21_000, 21_010))
+    monkeypatch.setattr(ports, "_TRIES", 10)
+
+    for _ in range(20):
+        assert len(set(free_ports(12))) == 12
