@@ -1,6 +1,7 @@
 """The part of the page on faults that come again and again."""
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 
 from chaos.faults import ALL, AROUND, CENTRE, LONGEST_PART, ONCE, SPELL_SECONDS, fault, lasting
@@ -16,7 +17,8 @@ Here faults come again and again into one run:
 ```
 .venv/bin/python benchmarks/rl_chaos.py cadence --every 60 10 --groups {AROUND} {ALL} --steps 250 --seeds 0 --rounds 1
 .venv/bin/python benchmarks/rl_chaos.py cadence --every 3 --groups {AROUND} --steps 40 --seeds 0 --rounds 1
-.venv/bin/python benchmarks/rl_chaos.py cadence --every 20 --groups {CENTRE} --steps 30 --seeds 0 --rounds 1
+.venv/bin/python benchmarks/rl_chaos.py cadence --every 12 --groups {CENTRE} --steps 40 --seeds 1 --rounds 1
+.venv/bin/python benchmarks/rl_chaos.py cadence --every 12 --groups "transfer cut" --steps 40 --seeds 0 --rounds 1
 .venv/bin/python benchmarks/rl_chaos.py page
 ```
 
@@ -26,10 +28,12 @@ cadence, seed and round. A round begins with an undisturbed run of the same step
 - **Draws.** Time from the first call of a tool is cut into intervals of that many seconds. In each of them comes one
   fault, at a random moment and of a random kind, all kinds alike; both follow from the seed. One that finds nothing to
   hurt, such as a process that is only being started, is replaced by the next of the draw. Intervals go on while a run
-  starts again. Every 3 s, and those of `{CENTRE}` every 20 s, they come about as fast as a run recovers from them: that
-  is to count what they break, as the single faults are, and not for the time.
-- **Groups.** `{ALL}` has all faults below but those of Ray, *{"* and *".join(ONCE)}*: the store's undoes what
-  it has confirmed, a transfer needs a moment of its own. `{AROUND}` leaves out those of the trainer and the
+  starts again. Where they come faster than every 10 s, and those of trainer and engine, they come
+  about as fast as a run recovers from them: that is [to count](#turnmill-how-often-each-fault-came) what they break, as
+  the single faults are, and not for the time. Up to three such runs went on at once on the two cores.
+- **Groups.** `{ALL}` has all faults below but those of Ray, *{"* and *".join(ONCE)}*, each of which is a group by its
+  name: the store's undoes what it has confirmed, and then the benchmark starts the store again instead of its watch; a
+  transfer needs a moment of its own. `{AROUND}` leaves out those of the trainer and the
   engine, `{CENTRE}` has these alone. A step of this task takes two to four seconds and a start half a minute, which is
   ten or more steps; where a step takes minutes, the same start is a part of one. `{ALL}` says what a start costs,
   `{AROUND}` what all else does.
@@ -68,11 +72,35 @@ HEADER = ("faults", "every s", "seed", "round", "result", "steps", "number", "tu
 
 def section(results: Sequence[CadenceResult], titles: dict[str, str]) -> str:
     """Return the section with the tables of all systems that were run."""
-    parts = [METHOD]
+    parts = [METHOD, counts(results)]
     for system, title in titles.items():
         own = sorted((r for r in results if r.system == system), key=_order)
         parts.append(_tables(title, own) if own else f"### {title}: faults at a cadence\n\nNot run on this code.\n\n")
     return "".join(parts).rstrip() + "\n"
+
+
+def counts(results: Sequence[CadenceResult]) -> str:
+    """Return the section that says how often each fault came in all of turnmill's runs, and what they broke."""
+    own = [r for r in results if r.system.startswith("turnmill")]
+    if not own:
+        return ""
+    times = Counter(kind for r in own for kind, _ in r.injected)
+    outcomes = Counter(r.outcome for r in own)
+    gave_up = len(own) - outcomes["ended"] - outcomes["hung"]
+    effects, rewards = sum(r.effects_repeated for r in own), sum(r.rewards_faked for r in own)
+    lines = [
+        "### turnmill: how often each fault came",
+        "",
+        f"In all {len(own)} runs of turnmill at a cadence, of the three kinds below: {sum(times.values())} faults; "
+        f"{outcomes['ended']} runs ended, {outcomes['hung']} hung, {gave_up} gave up; effects repeated {effects}, "
+        f"rewards faked {rewards}, turns lost {max(r.turns_lost_each for r in own):.2f} at most for each trajectory in "
+        "flight.",
+        "",
+        "| fault | times |",
+        "| --- | --- |",
+        *(f"| {kind} | {number} |" for kind, number in sorted(times.items(), key=lambda item: (-item[1], item[0]))),
+    ]
+    return "\n".join(lines) + "\n\n"
 
 
 def _order(result: CadenceResult) -> tuple[float, str, int, int]:

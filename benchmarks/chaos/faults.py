@@ -17,8 +17,8 @@ RAY = ("Ray node", "Ray controller")
 """Parts of Ray on one machine; in a cluster, KubeRay starts them again."""
 
 ONCE = ("store tail lost", "transfer cut")
-"""Faults that are not repeated, as are those of Ray: one undoes what the store has confirmed, one waits for a moment of
-its own."""
+"""Faults that are in no group but that of their own name, as are those of Ray: one undoes what the store has confirmed,
+one waits for a moment of its own."""
 
 LONGEST_PART = 0.5
 """Part of the time between two faults that one of them lasts at most."""
@@ -91,7 +91,9 @@ def moment(name: str, seed: int, window: float) -> float:
 
 
 def repeated(group: str, faults: Sequence[Fault]) -> list[Fault]:
-    """Return those faults of a system that come again and again in a group, or whose name begins with its name."""
+    """Return those faults of a system that are repeated in a group: that with its name, or all that begin with it."""
+    if own := [each for each in faults if each.name == group]:
+        return own
     names = [each for each in faults if each.name not in ONCE and each.part not in RAY]
     if group == ALL:
         return names

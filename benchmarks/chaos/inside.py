@@ -122,7 +122,9 @@ class Run:
         if "store" not in self.system.parts:
             return ""
         folder = self.folder / "store-of-benchmark"
-        self.store = WatchedStore(folder) if self.options.repeats else FaultyStore(folder)
+        # What a store has lost can be chosen by the benchmark alone, which then starts it again itself.
+        watched = self.options.repeats and self.fault.name != "store tail lost"
+        self.store = WatchedStore(folder) if watched else FaultyStore(folder)
         return self.store.start()
 
     def _start_tools(self, store_url: str) -> str:

@@ -59,7 +59,7 @@ def test_repeated_faults_come_once_in_each_interval_and_follow_from_the_seed(cha
 def test_groups_of_repeated_faults(chaos):
     names = {
         group: {fault.name for fault in chaos.faults.repeated(group, chaos.faults.FAULTS)}
-        for group in ("all", "around", "centre", "kill store")
+        for group in ("all", "around", "centre", "kill store", "kill engine", "transfer cut", "stop")
     }
 
     ray = {f"{signal} Ray {part}" for signal in ("kill", "stop") for part in ("node", "controller")}
@@ -67,7 +67,9 @@ def test_groups_of_repeated_faults(chaos):
     centre = {f"{signal} {part}" for signal in ("kill", "stop") for part in ("trainer", "engine", "engine core")}
     assert names["around"] == names["all"] - centre
     assert names["centre"] == centre
-    assert names["kill store"] == {"kill store"}
+    assert names["stop"] == {name for name in names["all"] if name.startswith("stop")}
+    for name in ("kill store", "kill engine", "transfer cut"):
+        assert names[name] == {name}
 
 
 @pytest.mark.parametrize(
@@ -227,3 +229,20 @@ def test_a_run_with_repeated_faults_is_on_the_page_with_what_each_has_cost(chaos
     assert "`around` every 30 s, 2 in all, in one run: ETTR 67% (67% by delays), hung 0, effects repeated 0" in text
     assert "| stop store | 20.0 (1) |" in text
     assert "| store cut | 0.0 (1) |" in text
+    assert "how often each fault came" not in text
+
+
+def test_the_faults_of_all_runs_of_turnmill_are_counted(chaos):
+    calm, options = record(chaos), argparse.Namespace(steps=4, hang_seconds=300.0)
+    runs = (("turnmill", ["stop store", "store cut"]), ("turnmill-async", ["store cut"]), ("verl", ["store cut"] * 3))
+    results = [
+        chaos.cadence.result_of(
+            system, "around", 30.0, 0, 0, record(chaos, faults=[5.0] * len(kinds), kinds=kinds), calm, options, "abc"
+        )
+        for system, kinds in runs
+    ]
+
+    text = chaos.page.page([], results)
+
+    assert "In all 2 runs of turnmill at a cadence, of the three kinds below: 3 faults; 2 runs ended, 0 hung" in text
+    assert "| fault | times |\n| --- | --- |\n| store cut | 2 |\n| stop store | 1 |\n" in text
