@@ -69,6 +69,7 @@ class TurnTaskRunner:
         from turnmill.observability import logs
         from turnmill.observability.run_folder import RunFolder
         from turnmill.runs.memory_settings import with_memory_settings
+        from turnmill.runs.queue_deaths import queue_deaths_noticed
         from turnmill.runs.reward_servers import reward_servers
         from turnmill.training.agent_kinds import agent_kind
         from turnmill.training.verl.config import build_verl_config
@@ -101,10 +102,11 @@ class TurnTaskRunner:
         succeeded = False
         try:
             kind = agent_kind(job.spec.agent)
-            trainer = kind.trainer_class(job)(config=config)
-            trainer.init()
-            manager = _agent_loops(kind.manager_class(job), config, trainer)
             with ExitStack() as stack:
+                stack.enter_context(queue_deaths_noticed(RunFolder(run_dir)))
+                trainer = kind.trainer_class(job)(config=config)
+                trainer.init()
+                manager = _agent_loops(kind.manager_class(job), config, trainer)
                 if reward_model is not None:
                     workers = trainer.actor_rollout_wg.workers
                     stack.enter_context(reward_servers(job, Path(reward_model), RunFolder(run_dir), device, workers))
