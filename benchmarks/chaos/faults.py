@@ -13,12 +13,12 @@ ALL, AROUND, CENTRE = "all", "around", "centre"
 """Groups of faults that come again and again: all, those that leave trainer and engine alone, and the others."""
 
 CENTRE_PARTS = ("trainer", "engine", "engine core")
-RAY = ("Ray node", "Ray controller")
-"""Parts of Ray on one machine; in a cluster, KubeRay starts them again."""
+UNGROUPED = ("Ray node", "Ray controller", "queue")
+"""Parts whose faults are in no group but that of their own name: each ends an attempt, as the trainer's do."""
 
 ONCE = ("store tail lost", "transfer cut")
-"""Faults that are in no group but that of their own name, as are those of Ray: one undoes what the store has confirmed,
-one waits for a moment of its own."""
+"""Faults that are in no group but that of their own name either: one undoes what the store has confirmed, one waits for
+a moment of its own."""
 
 LONGEST_PART = 0.5
 """Part of the time between two faults that one of them lasts at most."""
@@ -57,6 +57,7 @@ PARTS = {
     "environment": "a process in which an environment runs",
     "Ray node": "the node of Ray (raylet)",
     "Ray controller": "the controller of Ray's cluster (gcs_server)",
+    "queue": "a process of the queue between rollout and training",
 }
 
 FAULTS = (
@@ -94,7 +95,7 @@ def repeated(group: str, faults: Sequence[Fault]) -> list[Fault]:
     """Return those faults of a system that are repeated in a group: that with its name, or all that begin with it."""
     if own := [each for each in faults if each.name == group]:
         return own
-    names = [each for each in faults if each.name not in ONCE and each.part not in RAY]
+    names = [each for each in faults if each.name not in ONCE and each.part not in UNGROUPED]
     if group == ALL:
         return names
     if group in (AROUND, CENTRE):

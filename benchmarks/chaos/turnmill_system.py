@@ -59,6 +59,7 @@ class Turnmill:
         "store": r"^(valkey|redis)-server",
         "Ray node": r"^raylet ",
         "Ray controller": r"^gcs_server ",
+        "queue": r"ray::(TransferQueue|SimpleStorage)",
     }
     tool_server: Sequence[str] = (
         *(sys.executable, "-m", "turnmill.cli.main", "tool-server", "--tool_type", "chaos.task:Counter"),

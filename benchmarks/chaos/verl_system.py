@@ -49,6 +49,7 @@ class Verl:
         "tool server": r"chaos\.tool_service",
         "Ray node": r"^raylet ",
         "Ray controller": r"^gcs_server ",
+        "queue": r"ray::(TransferQueue|SimpleStorage)",
     }
     tool_server: Sequence[str] = (sys.executable, "-m", "chaos.tool_service", "{port}")
     model_server: Sequence[str] = ()

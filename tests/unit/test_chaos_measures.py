@@ -62,8 +62,8 @@ def test_groups_of_repeated_faults(chaos):
         for group in ("all", "around", "centre", "kill store", "kill engine", "transfer cut", "stop")
     }
 
-    ray = {f"{signal} Ray {part}" for signal in ("kill", "stop") for part in ("node", "controller")}
-    assert names["all"] == set(chaos.faults.NAMES) - ray - {"none", "store tail lost", "transfer cut"}
+    own = {f"{signal} {part}" for signal in ("kill", "stop") for part in ("Ray node", "Ray controller", "queue")}
+    assert names["all"] == set(chaos.faults.NAMES) - own - {"none", "store tail lost", "transfer cut"}
     centre = {f"{signal} {part}" for signal in ("kill", "stop") for part in ("trainer", "engine", "engine core")}
     assert names["around"] == names["all"] - centre
     assert names["centre"] == centre
