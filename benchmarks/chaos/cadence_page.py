@@ -32,8 +32,8 @@ cadence, seed and round. A round begins with an undisturbed run of the same step
   about as fast as a run recovers from them: that is [to count](#turnmill-how-often-each-fault-came) what they break, as
   the single faults are, and not for the time. Up to three such runs went on at once on the two cores.
 - **Groups.** `{ALL}` has all faults below but those of Ray and of the queue, *{"* and *".join(ONCE)}*, each of which
-  is a group by its name: the store's undoes what it has confirmed, and then the benchmark starts the store again instead
-  of its watch; a transfer needs a moment of its own. `{AROUND}` leaves out those of the trainer and the engine,
+  is a group by its name: the store's undoes what it has confirmed, and then the benchmark starts the store again
+  instead of its watch; a transfer needs a moment of its own. `{AROUND}` leaves out those of the trainer and the engine,
   `{CENTRE}` has these alone. A step of this task takes two to four seconds and a start half a minute, which is
   ten or more steps; where a step takes minutes, the same start is a part of one. `{ALL}` says what a start costs,
   `{AROUND}` what all else does.
