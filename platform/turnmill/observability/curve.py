@@ -47,8 +47,11 @@ OF_FINE_TUNING = (
 )
 
 
-def draw_curve(run_dir: Path | str) -> Path:
-    """Draw `curve.png` from the metrics so far; may be called while the run goes on."""
+def draw_curve(run_dir: Path | str, *, patience: float = 0.0) -> Path:
+    """Draw `curve.png` from the metrics so far; may be called while the run goes on.
+
+    On a full disk, wait `patience` seconds for room.
+    """
     # Matplotlib takes most of a second to import, and most commands draw nothing.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -65,7 +68,7 @@ def draw_curve(run_dir: Path | str) -> Path:
         _draw_panel(axes, panel, rows, last_step)
     picture = io.BytesIO()
     FigureCanvasAgg(figure).print_png(picture)
-    atomic_files.write_bytes(folder.curve, picture.getvalue())
+    atomic_files.write_bytes(folder.curve, picture.getvalue(), patience=patience)
     return folder.curve
 
 

@@ -134,9 +134,9 @@ class RunFolder:
         self._touch()
         json_lines.append(self.marks, [{"event": "started", "time": time.time(), "previous_beat": previous}])
 
-    def mark(self, event: str) -> None:
+    def mark(self, event: str, *, patience: float = 0.0) -> None:
         """Record the time of an event that happens once per attempt: `first_step` or `ended`."""
-        json_lines.append(self.marks, [{"event": event, "time": time.time()}])
+        json_lines.append(self.marks, [{"event": event, "time": time.time()}], patience=patience)
 
     def read_marks(self) -> list[dict[str, Any]]:
         """Return the recorded events, in order."""
@@ -146,9 +146,9 @@ class RunFolder:
         """Replace `job.yaml`."""
         atomic_files.write_text(self.job, text)
 
-    def write_summary(self, summary: Mapping[str, object]) -> None:
+    def write_summary(self, summary: Mapping[str, object], *, patience: float = 0.0) -> None:
         """Replace `summary.json`."""
-        atomic_files.write_text(self.summary, json.dumps(summary, indent=2) + "\n")
+        atomic_files.write_text(self.summary, json.dumps(summary, indent=2) + "\n", patience=patience)
 
     def read_summary(self) -> dict[str, Any]:
         """Return the content of `summary.json`; empty while there is none."""

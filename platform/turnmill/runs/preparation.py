@@ -10,9 +10,10 @@ from pathlib import Path
 
 import yaml
 
-from turnmill.core.errors import SettingsError
+from turnmill.core.errors import RunFailedError, SettingsError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.hub import fetch_command, is_hub_name, local_folder
+from turnmill.observability.atomic_files import FULL, PATIENCE
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
@@ -213,20 +214,32 @@ def runtime_env(
 
 @contextmanager
 def finalize_run(folder: RunFolder) -> Iterator[None]:
-    """Write the summary of the run at the end of the context; after a failure, as far as a full disk allows."""
+    """Write the summary of the run at the end of the context; after a failure, as far as a full disk allows.
+
+    Else it waits for room, and raises RunFailedError if there is none.
+    """
     try:
         yield
     except BaseException:
         with suppress(OSError):
-            _finalize(folder)
+            _finalize(folder, patience=0.0)
         raise
-    _finalize(folder)
+    try:
+        _finalize(folder, patience=PATIENCE)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise RunFailedError(
+            f"All steps are complete, but the summary or the curve could not be written, as the disk is full: {error}. "
+            "Free some space; `--resume` writes both.",
+            "run_folder",
+        ) from error
 
 
-def _finalize(folder: RunFolder) -> None:
+def _finalize(folder: RunFolder, *, patience: float) -> None:
     from turnmill.observability.report import draw_curve, summarise
 
-    folder.mark("ended")
-    folder.write_summary(summarise(folder.path))
+    folder.mark("ended", patience=patience)
+    folder.write_summary(summarise(folder.path), patience=patience)
     if any(True for _ in folder.read_metrics()):
-        draw_curve(folder.path)
+        draw_curve(folder.path, patience=patience)

@@ -1,5 +1,6 @@
 """Retries of failed runs, and the detection of stalled ones."""
 
+import contextlib
 import errno
 import itertools
 import os
@@ -15,8 +16,9 @@ import ray
 from support.jobs import job
 from turnmill.core.errors import RunFailedError, SettingsError
 from turnmill.jobs import parse_job
+from turnmill.observability import atomic_files
 from turnmill.observability.run_folder import RunFolder, Silence
-from turnmill.runs import processes
+from turnmill.runs import preparation, processes
 from turnmill.runs.kept_room import KeptRoom
 from turnmill.runs.local import RAY_RETRIES, _with_retries
 from turnmill.runs.preparation import finalize_run
@@ -138,8 +140,27 @@ def test_a_full_disk_does_not_hide_the_error_that_ended_a_run(error: BaseExcepti
 
     with pytest.raises(type(error)), finalize_run(folder):
         raise error
-    with pytest.raises(OSError, match="The disk is full"), finalize_run(folder):
+
+
+@pytest.mark.parametrize("has_room_again", [True, False])
+def test_a_complete_run_waits_for_room_on_a_full_disk(has_room_again: bool, tmp_path, monkeypatch):
+    folder, waits, write = RunFolder(tmp_path), [], os.write
+    folder.create()
+
+    def write_to_full_disk(descriptor: int, content: bytes) -> int:
+        if has_room_again and waits:
+            return write(descriptor, content)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(atomic_files.os, "write", write_to_full_disk)
+    monkeypatch.setattr(atomic_files.time, "sleep", waits.append)
+    monkeypatch.setattr(preparation, "PATIENCE", 0.2)
+    ends = contextlib.nullcontext() if has_room_again else pytest.raises(RunFailedError, match="All steps are complete")
+    with ends as raised, finalize_run(folder):
         pass
+
+    assert waits
+    assert folder.read_summary() if has_room_again else raised.value.cause == "run_folder"
 
 
 def test_a_jump_of_the_clock_is_not_a_stall(tmp_path, monkeypatch):
