@@ -2,11 +2,14 @@
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import ray
+from verl.trainer.ppo.v1 import PPOTrainerSync
 
 from turnmill.core.errors import RunFailedError
+from turnmill.training.trainers.shared_engines import SharedEnginesMixin
 from turnmill.training.verl.engine_server import EngineServer
 from turnmill.training.verl.shared_engines import ended_with
 
@@ -36,6 +39,25 @@ class Worker:
     def learn(self) -> str:
         """Return at once."""
         return "learned"
+
+
+class Sender(PPOTrainerSync):
+    """Sends weights, and asks a worker to, as verl's trainers do before and in a training."""
+
+    def on_init_end(self) -> None:
+        """Send the first weights."""
+        self._send()
+
+    def fit(self, agent_loop_manager: object) -> None:
+        """Send weights after a step."""
+        self._send()
+
+    def _send(self) -> None:
+        ray.get(self.actor_rollout_wg.workers[0].send_weights.remote(), timeout=60)
+
+
+class Trainer(SharedEnginesMixin, Sender):
+    """A trainer whose engines share devices with it."""
 
 
 def sync_weights(engines, worker) -> None:
@@ -82,3 +104,14 @@ def test_engines_that_end_after_the_training_end_nothing(monkeypatch):
 
     assert not watch.is_alive()
     assert ray.get(worker.learn.remote()) == "learned"
+
+
+@pytest.mark.parametrize("sends", [lambda trainer: trainer.on_init_end(), lambda trainer: trainer.fit(None)])
+def test_an_engine_that_dies_ends_the_first_transfer_of_weights_as_it_does_any_other(sends):
+    engine, trainer = Engine.remote(), object.__new__(Trainer)
+    trainer.checkpoint_manager = SimpleNamespace(replicas=[SimpleNamespace(servers=[engine])])
+    trainer.actor_rollout_wg = SimpleNamespace(workers=[Worker.remote()])
+    ray.kill(engine)
+
+    with pytest.raises(RunFailedError, match="engine has died"):
+        sends(trainer)

@@ -1,5 +1,7 @@
 """Rollout on the trainer's own devices."""
 
+from contextlib import AbstractContextManager
+
 from omegaconf import DictConfig
 from verl.single_controller.ray import RayWorkerGroup
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -20,8 +22,16 @@ class SharedEnginesMixin(PPOTrainer):
         super().__init__(config)
         register_replica(None)
 
+    def on_init_end(self) -> None:
+        """Load the checkpoint, and send the first weights to the engines. Raises RunFailedError if an engine dies."""
+        with self._ended_with_engines():
+            super().on_init_end()
+
     def fit(self, agent_loop_manager: LoopManager) -> None:
         """Train. Raises RunFailedError if an engine dies."""
-        servers = [server for replica in self.checkpoint_manager.replicas for server in replica.servers]
-        with ended_with(servers, self.actor_rollout_wg.workers):
+        with self._ended_with_engines():
             super().fit(agent_loop_manager)
+
+    def _ended_with_engines(self) -> AbstractContextManager[None]:
+        servers = [server for replica in self.checkpoint_manager.replicas for server in replica.servers]
+        return ended_with(servers, self.actor_rollout_wg.workers)
