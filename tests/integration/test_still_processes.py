@@ -48,6 +48,15 @@ print("up", flush=True)
 time.sleep(600)
 """
 
+# A thread is there that shows activity elsewhere, and waits here as all others.
+FROZEN = f"""
+import ctypes
+import time
+ctypes.CDLL(None).prctl(15, {activity._THREAD.encode()!r}, 0, 0, 0)
+print("up", flush=True)
+time.sleep(600)
+"""
+
 Start = Callable[..., subprocess.Popen[bytes]]
 
 
@@ -154,17 +163,35 @@ def test_without_another_attempt_only_a_worker_that_another_replaces_is_killed(s
     assert trainer.poll() is None
 
 
-def test_of_processes_with_the_title_of_a_fork_server_only_its_forks_are_watched(start):
-    """A fork server sleeps between two requests."""
+def test_of_processes_with_the_title_of_a_fork_server_only_its_forks_must_do_something(start, monkeypatch):
+    """A fork server sleeps between two requests, and a fork shows activity, the one that is frozen here once did."""
+    monkeypatch.setattr(still_processes, "STILL_LOOKS", 4)
     title = "python -m turnmill.runs.fork_server.server"
-    server, forked = start(title, code=SLEEPER), start(title)
-    for process in (server, forked):
-        process.send_signal(signal.SIGSTOP)
+    server, forked, last = start(title, code=SLEEPER), start(title, code=FROZEN), start("ray::A", code=SLEEPER)
 
     with still_processes_killed(JOB, MARK, can_retry=True):
-        assert eventually(lambda: forked.poll() is not None, seconds=60)
+        assert eventually(lambda: forked.poll() is not None and last.poll() is not None, seconds=60)
 
     assert server.poll() is None
+
+
+@pytest.mark.parametrize(
+    "title", ["python -m turnmill.runs.fork_server.server", "ray::RuntimeEnvAgent", "ray::DashboardAgent"]
+)
+@pytest.mark.parametrize("can_retry", [True, False])
+def test_what_serves_others_is_killed_if_a_signal_has_stopped_it(start, monkeypatch, title, can_retry):
+    """Whoever starts a process would wait for it."""
+    stopped, worker = start(title, code=SLEEPER), start("ray::ToolLoopWorker")
+    stopped.send_signal(signal.SIGSTOP)
+
+    with still_processes_killed(JOB, MARK, can_retry=can_retry):
+        if can_retry:
+            assert eventually(lambda: stopped.poll() is not None, seconds=60)
+        else:
+            worker.send_signal(signal.SIGSTOP)
+            assert eventually(lambda: worker.poll() is not None, seconds=60)
+
+    assert stopped.poll() == (-signal.SIGKILL if can_retry else None)
 
 
 def test_a_process_in_a_debugger_is_not_taken_for_one_that_stands_still(start):

@@ -32,7 +32,7 @@ RAY_AGENT = re.compile(rb"ray::(Dashboard|RuntimeEnv)Agent\b")
 """Ray's own, with which its node dies."""
 
 _FORK_SERVER = b"turnmill.runs.fork_server.server"
-"""In the titles of its forks as well, which show activity unless they are fork servers themselves."""
+"""In the titles of its client and of its forks as well; these show activity unless they are fork servers themselves."""
 
 log = logging.getLogger(__name__)
 
@@ -91,9 +91,11 @@ def _watch(
     while not over.wait(LOOK_SECONDS):
         if node is not None:
             node.look(kill=other_looks is not None)
-        for pid, title in _watched(mark):
+        for pid, title, is_busy in _watched(mark):
             looks = worker_looks if _LOOP_WORKER.match(title) else other_looks
-            if looks is not None and (stops.look(pid) >= STOPPED_LOOKS or stillness.look(pid) == looks):
+            if looks is None:
+                continue
+            if stops.look(pid) >= STOPPED_LOOKS or (is_busy and stillness.look(pid) == looks):
                 _kill(pid, title.decode())
 
 
@@ -102,18 +104,21 @@ def _kill(pid: int, title: str) -> None:
     send_signal(pid, signal.SIGKILL)
 
 
-def _watched(mark: str) -> Iterator[tuple[int, bytes]]:
-    """Yield the processes with a mark in which a thread always runs now and then, and their titles."""
+def _watched(mark: str) -> Iterator[tuple[int, bytes, bool]]:
+    """Yield Ray's workers and agents and fork servers with a mark: pid, title, and whether a thread always runs there.
+
+    An agent and a fork server do nothing between two requests.
+    """
     needle = f"{PROCESS_MARK}={mark}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             title = (entry / "cmdline").read_bytes()
-            is_worker = title.startswith(b"ray::") and not RAY_AGENT.match(title)
-            if not is_worker and _FORK_SERVER not in title:
+            is_ray = title.startswith(b"ray::")
+            if not is_ray and _FORK_SERVER not in title:
                 continue
             if needle not in (entry / "environ").read_bytes().split(b"\0"):
                 continue
-            if is_worker or shows_activity(int(entry.name)):
-                yield int(entry.name), title.rstrip(b"\0")
+            is_busy = not RAY_AGENT.match(title) if is_ray else shows_activity(int(entry.name))
+            yield int(entry.name), title.rstrip(b"\0"), is_busy
         except OSError:
             continue
