@@ -30,7 +30,7 @@ cadence, seed and round. A round begins with an undisturbed run of the same step
   hurt, such as a process that is only being started, is replaced by the next of the draw. Intervals go on while a run
   starts again. Where they come faster than every 10 s, and those of trainer and engine, they come
   about as fast as a run recovers from them: that is [to count](#turnmill-how-often-each-fault-came) what they break, as
-  the single faults are, and not for the time. Up to three such runs went on at once on the two cores.
+  the single faults are, and not for the time. Up to four such runs went on at once on the two cores.
 - **Groups.** `{ALL}` has all faults below but those of Ray and of the queue, *{"* and *".join(ONCE)}*, each of which
   is a group by its name: the store's undoes what it has confirmed, and then the benchmark starts the store again
   instead of its watch; a transfer needs a moment of its own. `{AROUND}` leaves out those of the trainer and the engine,

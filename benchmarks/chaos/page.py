@@ -118,6 +118,7 @@ LIMITS = """\
   where the service that is called knows such keys. What turnmill keeps in its store takes effect once.
 - The advantages of plain verl are computed from the rewards that it writes down (`trainer.rollout_data_dir`);
   turnmill's are those that its trainer wrote.
+- A single fault comes after the first call of a tool: what one in a start costs is met at a cadence alone.
 - One seed per fault is a sample. Rows with more seeds have a line each.
 
 ## Systems that were not run
