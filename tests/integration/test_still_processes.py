@@ -175,23 +175,28 @@ def test_of_processes_with_the_title_of_a_fork_server_only_its_forks_must_do_som
     assert server.poll() is None
 
 
-@pytest.mark.parametrize(
-    "title", ["python -m turnmill.runs.fork_server.server", "ray::RuntimeEnvAgent", "ray::DashboardAgent"]
-)
 @pytest.mark.parametrize("can_retry", [True, False])
-def test_what_serves_others_is_killed_if_a_signal_has_stopped_it(start, monkeypatch, title, can_retry):
+def test_a_fork_server_that_a_signal_has_stopped_is_killed_if_another_attempt_follows(start, can_retry):
     """Whoever starts a process would wait for it."""
-    stopped, worker = start(title, code=SLEEPER), start("ray::ToolLoopWorker")
-    stopped.send_signal(signal.SIGSTOP)
+    server, worker = start("python -m turnmill.runs.fork_server.server", code=SLEEPER), start("ray::ToolLoopWorker")
+    for process in (server, worker):
+        process.send_signal(signal.SIGSTOP)
 
     with still_processes_killed(JOB, MARK, can_retry=can_retry):
-        if can_retry:
-            assert eventually(lambda: stopped.poll() is not None, seconds=60)
-        else:
-            worker.send_signal(signal.SIGSTOP)
-            assert eventually(lambda: worker.poll() is not None, seconds=60)
+        assert eventually(lambda: worker.poll() is not None and can_retry == (server.poll() is not None), seconds=60)
 
-    assert stopped.poll() == (-signal.SIGKILL if can_retry else None)
+
+@pytest.mark.parametrize("title", ["ray::RuntimeEnvAgent", "ray::DashboardAgent"])
+@pytest.mark.parametrize("is_of_node", [True, False])
+def test_an_agent_of_the_node_is_killed_if_a_signal_has_stopped_it(start, tmp_path, title, is_of_node):
+    """Its title has taken the place of its environment, and with it of its mark."""
+    agent, worker = start(title, code=SLEEPER, mark=""), start("ray::ToolLoopWorker")
+    for process in (agent, worker):
+        process.send_signal(signal.SIGSTOP)
+    node = RayNode({os.getpid() if is_of_node else worker.pid: "raylet"}, RunFolder(tmp_path))
+
+    with still_processes_killed(JOB, MARK, can_retry=True, node=node):
+        assert eventually(lambda: worker.poll() is not None and is_of_node == (agent.poll() is not None), seconds=60)
 
 
 def test_a_process_in_a_debugger_is_not_taken_for_one_that_stands_still(start):

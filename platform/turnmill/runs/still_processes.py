@@ -9,9 +9,11 @@ import logging
 import re
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 from turnmill.core.activity import STOPPED_LOOKS, Stillness, Stops, has_ended, shows_activity
 from turnmill.core.errors import RunFailedError
@@ -44,6 +46,11 @@ class RayNode:
         self._names = names
         self._folder = folder
         self._stops = Stops()
+
+    @property
+    def pids(self) -> Collection[int]:
+        """Ids of the processes."""
+        return self._names.keys()
 
     def look(self, *, kill: bool) -> None:
         """End the attempt if one of them has ended; kill one that is stopped, if that is wanted."""
@@ -91,7 +98,7 @@ def _watch(
     while not over.wait(LOOK_SECONDS):
         if node is not None:
             node.look(kill=other_looks is not None)
-        for pid, title, is_busy in _watched(mark):
+        for pid, title, is_busy in _watched(mark, set() if node is None else node.pids):
             looks = worker_looks if _LOOP_WORKER.match(title) else other_looks
             if looks is None:
                 continue
@@ -104,21 +111,23 @@ def _kill(pid: int, title: str) -> None:
     send_signal(pid, signal.SIGKILL)
 
 
-def _watched(mark: str) -> Iterator[tuple[int, bytes, bool]]:
-    """Yield Ray's workers and agents and fork servers with a mark: pid, title, and whether a thread always runs there.
+def _watched(mark: str, node: Collection[int]) -> Iterator[tuple[int, bytes, bool]]:
+    """Yield pid, title, and whether a thread always runs there, of Ray's workers and fork servers with a mark.
 
-    An agent and a fork server do nothing between two requests.
+    So too of Ray's agents, which do nothing between two requests, as a fork server. They are known by their parent, a
+    process of `node`, as their titles take the place of their environment.
     """
     needle = f"{PROCESS_MARK}={mark}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            title = (entry / "cmdline").read_bytes()
-            is_ray = title.startswith(b"ray::")
-            if not is_ray and _FORK_SERVER not in title:
-                continue
-            if needle not in (entry / "environ").read_bytes().split(b"\0"):
-                continue
-            is_busy = not RAY_AGENT.match(title) if is_ray else shows_activity(int(entry.name))
-            yield int(entry.name), title.rstrip(b"\0"), is_busy
-        except OSError:
+            title, pid = (entry / "cmdline").read_bytes(), int(entry.name)
+            is_agent, is_ray = RAY_AGENT.match(title) is not None, title.startswith(b"ray::")
+            if is_agent:
+                is_ours = psutil.Process(pid).ppid() in node
+            else:
+                is_named = is_ray or _FORK_SERVER in title
+                is_ours = is_named and needle in (entry / "environ").read_bytes().split(b"\0")
+            if is_ours:
+                yield pid, title.rstrip(b"\0 "), not is_agent and (is_ray or shows_activity(pid))
+        except (OSError, psutil.NoSuchProcess):
             continue
