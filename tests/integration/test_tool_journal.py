@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from omegaconf import OmegaConf
 
 from support.cancelled_calls import cancel_during_call
@@ -25,6 +26,7 @@ from turnmill.testing.policies import Request, ScriptedPolicy
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.embedded import EmbeddedStore
 from turnmill.trajectories.journal import TrajectoryJournal
+from turnmill.trajectories.keys import Keys
 from turnmill.trajectories.settings import StoreSettings
 
 JOB = tool_job(maxTurns=3, toolCallMaxRetries=0)
@@ -48,6 +50,27 @@ class CrashingAt:
     def __call__(self, request: Request) -> str:
         if request.prompt.count("[") == self.turn:
             raise Crash
+        return script(request)
+
+
+class LosingAt:
+    """A policy in whose response to a turn the store loses all that it has, and later attempts at the run begin."""
+
+    def __init__(self, turn: int, store: EmbeddedStore, *, crashes_at: int = 9, later: dict[str, int] | None = None):
+        self.turn = turn
+        self._store = store
+        self._crashes_at = crashes_at
+        self._later = later or {}
+
+    def __call__(self, request: Request) -> str:
+        turn = request.prompt.count("[")
+        if turn == self._crashes_at:
+            raise Crash
+        if turn == self.turn:
+            with redis.Redis.from_url(self._store.url) as client:
+                client.flushdb()
+                for key, number in self._later.items():
+                    client.set(key, number)
         return script(request)
 
 
@@ -134,6 +157,45 @@ async def test_a_resumed_trajectory_names_the_version_that_its_last_call_made(at
     await attempt(script).play()
 
     assert [call["after_version"] for call in server.calls] == ["", "1 turn-0", "2 turn-1"]
+
+
+@pytest.mark.parametrize("turn", [0, 1, 2, 3])
+async def test_a_trajectory_that_the_store_has_lost_goes_on_and_is_there_again(attempt, server, store, turn):
+    """A store that comes back without its last second may have lost its beginning."""
+    expected = await attempt(script, "undisturbed").play()
+    server.calls.clear()
+
+    result = await attempt(LosingAt(turn, store)).play()
+    last = attempt(script)
+    again = await last.play()
+
+    assert result.rows == again.rows == expected.rows
+    assert result.summary.stop_reason == "completed"
+    assert last.policy.requests == []
+    assert len({call["trajectory"] for call in server.calls}) == 1
+    assert len(server.calls) == 3
+
+
+async def test_a_trajectory_that_the_store_has_lost_is_resumed_under_its_own_id(attempt, server, store):
+    await play_until_crash(attempt(LosingAt(1, store, crashes_at=2)))
+
+    result = await attempt(script).play()
+
+    assert result.summary.metrics["turns_carried_on"] == 2
+    assert len({call["trajectory"] for call in server.calls}) == 1
+
+
+@pytest.mark.parametrize(("latest", "fails"), [(1, False), (2, True)])
+async def test_a_lost_trajectory_of_an_earlier_attempt_is_not_begun_again(store, server, tmp_path, latest, fails):
+    run = RunFolder(tmp_path / "run").run_name()
+    journal = StoreJournal(TrajectoryJournal.from_url(store.url, run, attempt=1))
+    policy = LosingAt(1, store, later={Keys(run).attempt: latest})
+    process = ToolLoopHarness(tmp_path / "run", policy, JOB, server.url, journal=journal)
+
+    result = await process.play()
+    await process.loop.close()
+
+    assert isinstance(result, EpisodeFailure) == fails
 
 
 async def test_an_ended_trajectory_is_not_played_again(attempt):

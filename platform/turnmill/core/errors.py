@@ -98,6 +98,10 @@ class StaleClaimError(StoreError):
     cause: ClassVar[str] = "stale_claim"
 
 
+class NoTrajectoryError(StaleClaimError):
+    """The store has no trajectory of this name any more: it has expired, was deleted, or the store has lost it."""
+
+
 class OtherTurnsError(StaleClaimError):
     """The store lost turns that this process knows, and another process went on without them."""
 

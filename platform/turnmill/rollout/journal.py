@@ -1,12 +1,14 @@
 """Journals: records of the turns of episodes in flight, kept outside the process that plays them."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from turnmill.core.errors import (
     InferenceError,
+    NoTrajectoryError,
     OvertakenError,
     RunFailedError,
     StaleClaimError,
@@ -30,6 +32,8 @@ STORE_SECONDS, AGAIN_SECONDS, START_SECONDS = 10.0, 1.0, 60.0
 
 AWAY = frozenset(each.cause for each in (ToolCallConnectionError, ToolCallTimeoutError, ToolCallError, InferenceError))
 """Causes of failures at which another attempt can go on: a server was away."""
+
+Write = Callable[..., Awaitable[JournaledTrajectory]]
 
 log = logging.getLogger(__name__)
 
@@ -160,9 +164,8 @@ class StoreJournal:
             return
         seconds = AGAIN_SECONDS if episode.name in self._behind else STORE_SECONDS
         try:
-            self._trajectories[episode.name] = await self._journal.append(
-                trajectory, turn, deadline=deadline_in(seconds)
-            )
+            append = partial(self._journal.append, turn=turn)
+            self._trajectories[episode.name] = await self._written(append, trajectory, seconds)
             self._behind.discard(episode.name)
         except StaleClaimError as error:
             del self._trajectories[episode.name]
@@ -196,13 +199,25 @@ class StoreJournal:
                 await self._journal.delete(episode.name, deadline=deadline_in(STORE_SECONDS))
             else:
                 # Until its step has been trained, an attempt that resumes would else play it again.
-                await self._journal.finish(trajectory, outcome, keep=True, deadline=deadline_in(STORE_SECONDS))
+                finish = partial(self._journal.finish, outcome=outcome, keep=True, deadline=deadline_in(STORE_SECONDS))
+                await self._written(finish, trajectory, STORE_SECONDS)
         except StaleClaimError as error:
             self._overtaken.add(episode.name)
             self._count_failed_write(episode, error)
         except StoreError as error:
             self._incomplete.add(episode.name)
             self._count_failed_write(episode, error)
+
+    async def _written(self, write: Write, trajectory: JournaledTrajectory, seconds: float) -> JournaledTrajectory:
+        """Write, and return the trajectory; one that the store has lost as a whole is begun again, with its keys."""
+        try:
+            return await write(trajectory, deadline=deadline_in(seconds))
+        except NoTrajectoryError as error:
+            log.warning("Trajectory is begun again", extra={"trajectory": trajectory.name, "cause": str(error)})
+        again = await self._journal.open(
+            trajectory.name, metadata=trajectory.metadata, known=trajectory.turns, deadline=deadline_in(seconds)
+        )
+        return await write(again, deadline=deadline_in(seconds))
 
     def is_resumable(self, episode: EpisodeInFlight) -> bool:
         """Return True if the store has the episode as unfinished, or another process plays it."""

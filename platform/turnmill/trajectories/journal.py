@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from turnmill.core.errors import OtherTurnsError, StaleClaimError, StoreFullError
+from turnmill.core.errors import NoTrajectoryError, OtherTurnsError, StaleClaimError, StoreFullError
 from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn
 from turnmill.trajectories import scripts
 from turnmill.trajectories.client import StoreClient
@@ -131,7 +131,7 @@ class TrajectoryJournal:
     async def append(self, trajectory: JournaledTrajectory, turn: Turn, *, deadline: float) -> JournaledTrajectory:
         """Store the trajectory's next turn, after those that are unsent.
 
-        Raises StaleClaimError if another attempt has opened the trajectory.
+        Raises StaleClaimError if another attempt has opened the trajectory, and NoTrajectoryError if there is none.
         """
         return await self._send(trajectory.with_unsent(turn), deadline)
 
@@ -268,12 +268,15 @@ def _decode(
 
 
 def _refusal(trajectory: JournaledTrajectory, answer: str, rest: list[bytes]) -> StaleClaimError:
+    is_there = answer != "stale" or bool(rest and rest[0])
     reason = {
-        "stale": f"attempt {rest[0].decode()} has it open" if rest and rest[0] else "it has expired or was deleted",
+        "stale": f"attempt {rest[0].decode()} has it open"
+        if is_there and rest
+        else "it has expired, or is deleted or lost",
         "other": f"it has another turn {len(trajectory.turns)}",
         "finished": "it is finished",
     }[answer]
-    return StaleClaimError(
+    return (StaleClaimError if is_there else NoTrajectoryError)(
         f"Trajectory {trajectory.name!r} takes no turn {len(trajectory.turns)} from attempt {trajectory.attempt}: "
         f"{reason}. Open it again to carry on after the turns that are stored."
     )

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 import redis.asyncio
 
-from turnmill.core.errors import StaleClaimError, StoreFullError
+from turnmill.core.errors import NoTrajectoryError, StaleClaimError, StoreFullError
 from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.embedded import EmbeddedStore
@@ -159,7 +159,7 @@ async def test_a_deleted_trajectory_can_neither_be_read_nor_appended_to(new_jour
     await journal.delete("trajectory", deadline=soon())
 
     assert await journal.read("trajectory", deadline=soon()) is None
-    with pytest.raises(StaleClaimError, match="expired or was deleted"):
+    with pytest.raises(NoTrajectoryError, match="has expired, or is deleted or lost"):
         await journal.append(trajectory, FIRST, deadline=soon())
 
 
