@@ -248,8 +248,9 @@ def test_a_name_stands_once(fetch):
 def from_hub(server: Requests, tmp_path: Path, **changes: object) -> subprocess.CompletedProcess[str]:
     file = tmp_path / "models.yaml"
     file.write_text(yaml.safe_dump([{"name": "base", "hub": "team/base", **changes}]))
-    # The client reads the address when it is imported.
+    # The client reads the address when it is imported. Runs that other tests started in this process are offline.
     variables = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
+    variables["HF_HUB_OFFLINE"] = "0"
     command = [
         sys.executable,
         "-m",
