@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -92,6 +93,13 @@ def folder(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "run")
     folder.create()
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """What a run sets for its processes, such as that they are offline, is not for the tests that follow here."""
+    with patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture
