@@ -1,16 +1,15 @@
 """Starts of a run in which a process is killed or stopped, at a random moment and drawn among all that there are."""
 
-import os
 import random
 import signal
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from support.run_faults import COUNTING_JOB, require_each_turn_once
 from support.training_runs import TrainingRun
+from turnmill.runs import processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(3600)]
 
@@ -35,7 +34,7 @@ def test_a_run_goes_on_when_a_process_of_it_is_killed_or_stopped_in_a_start(tmp_
             attempt.wait_for(lambda steps=steps: len(run.metrics) > steps, seconds=GOES_ON_SECONDS)
             starts = num_starts(run)
             for pid in run.processes("ray::TurnTaskRunner"):
-                kill(pid, signal.SIGKILL)
+                processes.send_signal(pid, signal.SIGKILL)
             attempt.wait_for(lambda starts=starts: num_starts(run) > starts, seconds=GOES_ON_SECONDS)
         attempt.process.send_signal(signal.SIGINT)
         attempt.wait(60, code=130)
@@ -49,15 +48,7 @@ def num_starts(run: TrainingRun) -> int:
 
 def hurt_one(run: TrainingRun, number: signal.Signals, chance: random.Random) -> str:
     """Send the signal to one of the run's processes, and return its command line."""
-    names = {}
-    for pid in run.processes():
-        with suppress(OSError):
-            names[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    pid = chance.choice(sorted(names))
-    kill(pid, number)
-    return names[pid][:120]
-
-
-def kill(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
+    pid = chance.choice(sorted(run.processes()))
+    name = processes.title(pid).replace(b"\0", b" ").decode(errors="replace").strip()
+    processes.send_signal(pid, number)
+    return name[:120]

@@ -7,12 +7,14 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import ray
 from ray.actor import ActorHandle
 
 from turnmill.core.errors import RunFailedError
 from turnmill.observability.run_folder import RunFolder
+from turnmill.runs.watcher import watching
 
 LOOK_SECONDS = 1.0
 
@@ -29,14 +31,8 @@ def queue_deaths_noticed(folder: RunFolder) -> Iterator[None]:
     names = [name for name in ray.util.list_named_actors() if name.startswith(STORAGE)]
     actors = {name: ray.get_actor(name) for name in names}
     actors[CONTROLLER] = ray.get_actor(CONTROLLER, namespace=CONTROLLERS_NAMESPACE)
-    over = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(actors, folder, over), daemon=True, name="queue-deaths")
-    watcher.start()
-    try:
+    with watching(partial(_watch, actors, folder), "queue-deaths"):
         yield
-    finally:
-        over.set()
-        watcher.join()
 
 
 def _watch(actors: dict[str, ActorHandle], folder: RunFolder, over: threading.Event) -> None:

@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ from turnmill.core.process_mark import PROCESS_MARK
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.runs.processes import send_signal
+from turnmill.runs.watcher import watching
 from turnmill.training.agent_kinds import agent_kind
 
 LOOK_SECONDS = 0.5
@@ -78,17 +80,10 @@ def still_processes_killed(
 
     Those whose death may end the attempt only if another one would follow: they could still go on.
     """
-    over = threading.Event()
     others = STILL_LOOKS if can_retry else None
     workers = RESUMED_LOOKS if agent_kind(job.spec.agent).uses_store else others
-    arguments = (mark, workers, others, node, over)
-    watcher = threading.Thread(target=_watch, args=arguments, daemon=True, name="still-processes")
-    watcher.start()
-    try:
+    with watching(partial(_watch, mark, workers, others, node), "still-processes"):
         yield
-    finally:
-        over.set()
-        watcher.join()
 
 
 def _watch(

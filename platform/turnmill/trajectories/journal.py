@@ -268,15 +268,14 @@ def _decode(
 
 
 def _refusal(trajectory: JournaledTrajectory, answer: str, rest: list[bytes]) -> StaleClaimError:
-    is_there = answer != "stale" or bool(rest and rest[0])
+    opener = rest[0].decode() if rest else ""
+    is_gone = answer == "stale" and not opener
     reason = {
-        "stale": f"attempt {rest[0].decode()} has it open"
-        if is_there and rest
-        else "it has expired, or is deleted or lost",
+        "stale": "it has expired, or is deleted or lost" if is_gone else f"attempt {opener} has it open",
         "other": f"it has another turn {len(trajectory.turns)}",
         "finished": "it is finished",
     }[answer]
-    return (StaleClaimError if is_there else NoTrajectoryError)(
+    return (NoTrajectoryError if is_gone else StaleClaimError)(
         f"Trajectory {trajectory.name!r} takes no turn {len(trajectory.turns)} from attempt {trajectory.attempt}: "
         f"{reason}. Open it again to carry on after the turns that are stored."
     )
