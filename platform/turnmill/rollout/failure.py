@@ -6,6 +6,7 @@ import transfer_queue as tq
 
 from turnmill.core.errors import RunFailedError, TurnmillError
 from turnmill.core.trajectory import EpisodeFailure
+from turnmill.rollout.actor_deaths import is_death
 from turnmill.rollout.queue_payload import encode
 from turnmill.rollout.verl_types import BatchRow
 
@@ -29,5 +30,12 @@ def as_run_failure(error: BaseException) -> RunFailedError:
     """Return the error that ends the run after an agent loop raised `error`."""
     if isinstance(error, RunFailedError):
         return error
+    if is_death(error):
+        reason = str(getattr(error, "cause", error)).strip().splitlines()[0]
+        return RunFailedError(
+            f"An inference engine, or verl's load balancer before the engines, has died: {reason} "
+            "`--resume` continues from the last checkpoint.",
+            "engines_died",
+        )
     cause = "settings" if isinstance(error, TurnmillError) else "rollout"
     return RunFailedError(f"An agent loop broke: {error!r}. The traceback is in logs/.", cause)

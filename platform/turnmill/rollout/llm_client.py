@@ -3,15 +3,19 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextvars import ContextVar
 
 import ray
-from vllm.v1.engine.exceptions import EngineDeadError
 
+from turnmill.rollout.actor_deaths import DEATHS, is_death
 from turnmill.rollout.generation import seed_at_position
 from turnmill.rollout.verl_classes import FullyAsyncLLMServerClient, LLMServerClient, TokenOutput
 from turnmill.rollout.verl_types import ActorHandle, SamplingParams
 
 RETRY_SECONDS = 1.0
+
+SERVING: ContextVar[str | None] = ContextVar("serving", default=None)
+"""Address of the engine that has the request of a task; None while the load balancer is asked for one."""
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +61,6 @@ class ResumingClient(FullyAsyncLLMServerClient, PositionSeededClient):
 class EngineClient(ResumingClient):
     """Generates a response again on another engine, when one is available, if its engine dies."""
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
-        self._addresses: dict[str, str] = {}
-        """Engines' addresses by the ids of their actors."""
-
-        self._serving: dict[str, str] = {}
-        """Addresses of the engines that have requests, by the ids of these."""
-
     async def generate(
         self, request_id: str, *, prompt_ids: Sequence[int], sampling_params: SamplingParams, **media: object
     ) -> TokenOutput:
@@ -74,27 +70,16 @@ class EngineClient(ResumingClient):
                 return await super().generate(
                     request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **media
                 )
-            except ray.exceptions.ActorDiedError as error:
-                address = self._addresses.get(str(error.actor_id))
-                if address is None:
-                    # Not an engine.
+            except (*DEATHS, ray.exceptions.RayTaskError) as error:
+                if not is_death(error) or (address := SERVING.get()) is None:
                     raise
-                await self._leave(address, request_id)
-            except ray.exceptions.RayTaskError as error:
-                if not isinstance(error.cause, EngineDeadError):
-                    raise
-                # Its core process has died, and its actor is about to end.
-                await self._leave(self._serving[request_id], request_id)
+                log.warning("Engine died", extra={"engine": address, "request": request_id})
+                await self._load_balancer.remove_servers.remote([address])
             except ray.exceptions.ActorUnavailableError:
                 await asyncio.sleep(RETRY_SECONDS)
-            finally:
-                self._serving.pop(request_id, None)
-
-    async def _leave(self, address: str, request_id: str) -> None:
-        log.warning("Engine died", extra={"engine": address, "request": request_id})
-        await self._load_balancer.remove_servers.remote([address])
 
     async def _acquire_server(self, request_id: str, **extra: object) -> tuple[str, ActorHandle]:
+        SERVING.set(None)
         while True:
             try:
                 address, engine = await super()._acquire_server(request_id, **extra)
@@ -104,5 +89,5 @@ class EngineClient(ResumingClient):
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
             else:
-                self._addresses[engine._actor_id.hex()] = self._serving[request_id] = address
+                SERVING.set(address)
                 return address, engine

@@ -15,12 +15,13 @@ from ray.exceptions import RayError
 from tensordict import TensorDict
 
 from turnmill.core.trajectory import EpisodeFailure
+from turnmill.rollout.actor_deaths import LOSSES
 from turnmill.rollout.failure import put_failure
 from turnmill.rollout.prompts_in_flight import MAX_TRIES, PromptsInFlight
 from turnmill.rollout.row_tags import tag_rows
 from turnmill.rollout.verl_classes import AgentLoopOutput
 from turnmill.rollout.verl_types import ActorHandle, BatchRow, RunConfig, SamplingParams
-from turnmill.rollout.worker import DEATHS, EndedPrompt, LoopManager, LoopWorker, Replacement, job_of
+from turnmill.rollout.worker import EndedPrompt, LoopManager, LoopWorker, Replacement, job_of
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +138,7 @@ def _wait_for(calls: Sequence[Awaitable[object]]) -> None:
     for call in calls:
         try:
             ray.get(call)
-        except DEATHS as error:
+        except LOSSES as error:
             log.warning("Agent loop worker does not answer", extra={"error": str(error).strip().splitlines()[0]})
 
 

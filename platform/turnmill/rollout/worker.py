@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Unpack
 
 import ray
 import torch
-from ray.exceptions import OutOfMemoryError, RayActorError, RayError
+from ray.exceptions import RayError
 
 from turnmill.core.errors import RunFailedError
 from turnmill.core.garbage import collect_rarely
@@ -25,9 +25,6 @@ from turnmill.rollout.verl_classes import AgentLoopManagerTQ, AgentLoopOutput, A
 from turnmill.rollout.verl_types import ActorClass, ActorHandle, BatchRow, RunConfig, SamplingParams, TrajectoryInfo
 
 log = logging.getLogger(__name__)
-
-DEATHS: tuple[type[RayError], ...] = (RayActorError, OutOfMemoryError)
-"""What calls of a worker raise once it has died; the second if Ray has killed it to save the machine's memory."""
 
 
 def job_of(config: RunConfig) -> AgentTrainingJob:

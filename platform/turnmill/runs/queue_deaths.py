@@ -14,6 +14,7 @@ from ray.actor import ActorHandle
 
 from turnmill.core.errors import RunFailedError
 from turnmill.observability.run_folder import RunFolder
+from turnmill.rollout.actor_deaths import DEATHS
 from turnmill.runs.watcher import watching
 
 LOOK_SECONDS = 1.0
@@ -42,7 +43,7 @@ def _watch(actors: dict[str, ActorHandle], folder: RunFolder, over: threading.Ev
             name = answers.pop(answer)
             try:
                 ray.get(answer)
-            except ray.exceptions.ActorDiedError as error:
+            except DEATHS as error:
                 log.error("A process of the queue has died", exc_info=error)
                 _end_attempt(name, folder, over)
                 return

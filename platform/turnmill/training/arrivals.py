@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import ray
 from ray import ObjectRef
 
+from turnmill.rollout.actor_deaths import LOSSES
 from turnmill.rollout.verl_types import ActorHandle
-from turnmill.rollout.worker import DEATHS, EndedPrompt, LoopManager
+from turnmill.rollout.worker import EndedPrompt, LoopManager
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Arrivals:
         """Return what a worker reports, and ask it for more."""
         try:
             ended: Sequence[EndedPrompt] = ray.get(reference)
-        except DEATHS as error:
+        except LOSSES as error:
             replacement = self._manager.replace_worker(call.index, error)
             self._ask(_Call(call.index, replacement.worker, 0))
             return replacement.ended

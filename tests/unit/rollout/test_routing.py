@@ -7,8 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray import ActorID
-from ray.exceptions import RayTaskError
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskError
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
@@ -27,14 +26,13 @@ class Engine:
 
     def __init__(self, name: str, cluster: "Cluster") -> None:
         self.name = name
-        self._actor_id = ActorID.from_random()
-        self.core_has_died = False
+        self.death: RayError | None = None
         self.generate = SimpleNamespace(remote=self._generate)
         self._cluster = cluster
 
     async def _generate(self, **_: Any) -> TokenOutput:
-        if self.core_has_died:
-            raise RayTaskError("generate", "", EngineDeadError()).as_instanceof_cause()
+        if self.death is not None:
+            raise self.death
         await self._cluster.arrive()
         # Clients pass on the tokens of a response, and no more.
         return TokenOutput(token_ids=[ord(letter) for letter in self.name], log_probs=[0.0], stop_reason="completed")
@@ -66,19 +64,22 @@ class Cluster:
         rollout = SimpleNamespace(name="vllm", full_determinism=False)
         config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
         self.client = client_cls(config, Balancer(self.balancer))  # type: ignore[arg-type]
-        self._waiting: asyncio.Barrier | None = None
+        self._waiting = asyncio.Barrier(1)
 
     async def arrive(self) -> None:
         """Wait until all requests that were started together are in flight."""
-        assert self._waiting is not None
         await self._waiting.wait()
 
     async def play(self, trajectories: Iterable[str]) -> list[str]:
         """Play a turn of all trajectories at once; return the engine of each."""
         names = list(trajectories)
         self._waiting = asyncio.Barrier(len(names))
-        turns = [generate(self.client, name, [1], {"max_tokens": 1}, seed=0, timeout_seconds=60) for name in names]
-        return ["".join(map(chr, output.token_ids)) for output in await asyncio.gather(*turns)]
+        return await asyncio.gather(*(self.turn(name) for name in names))
+
+    async def turn(self, name: str) -> str:
+        """Play a turn of a trajectory; return its engine."""
+        output = await generate(self.client, name, [1], {"max_tokens": 1}, seed=0, timeout_seconds=60)
+        return "".join(map(chr, output.token_ids))
 
     def replace(self, lost: str, new: str) -> None:
         """Let an engine serve in place of another one."""
@@ -126,10 +127,18 @@ async def test_the_turns_of_a_trajectory_go_to_the_engine_that_has_its_prefix(cl
     assert [engine for engine, before in zip(after, first, strict=True) if before == "B"] == ["B"] * 32
 
 
-async def test_requests_of_an_engine_whose_core_has_died_continue_on_the_others():
+@pytest.mark.parametrize(
+    "death",
+    [
+        RayTaskError("generate", "", EngineDeadError()).as_instanceof_cause(),
+        ActorDiedError(),
+        OutOfMemoryError("killed to save the machine's memory"),
+    ],
+)
+async def test_requests_of_an_engine_that_has_died_continue_on_the_others(death):
     cluster = Cluster("ABC", EngineClient)
     first = await cluster.play(step(1, size=63))
-    cluster.engines["A"].core_has_died = True
+    cluster.engines["A"].death = death
 
     after = await cluster.play(step(1, size=63))
 
@@ -137,6 +146,19 @@ async def test_requests_of_an_engine_whose_core_has_died_continue_on_the_others(
     assert set(after) == {"B", "C"}
     moved = {(before, engine) for before, engine in zip(first, after, strict=True) if before != engine}
     assert {before for before, _ in moved} == {"A"}
+
+
+async def test_the_death_of_the_load_balancer_ends_its_requests(monkeypatch):
+    cluster = Cluster("AB", EngineClient)
+    await cluster.turn("trajectory")
+
+    def die(*_: Any, **__: Any) -> None:
+        raise ActorDiedError
+
+    monkeypatch.setattr(cluster.balancer, "acquire_server", die)
+
+    with pytest.raises(ActorDiedError):
+        await cluster.turn("trajectory")
 
 
 async def test_the_only_engine_of_synchronous_rollout_is_looked_up_once():

@@ -8,11 +8,12 @@ import ray
 from ray.exceptions import RayError
 from tensordict import TensorDict
 
+from turnmill.rollout.actor_deaths import LOSSES
 from turnmill.rollout.row_tags import tag_rows
 from turnmill.rollout.verl_types import BatchRow, RunConfig, SamplingParams
 from turnmill.rollout.verlog.slot import SlotState
 from turnmill.rollout.verlog.turn_loop import TurnLoop
-from turnmill.rollout.worker import DEATHS, LoopManager, LoopWorker, Replacement
+from turnmill.rollout.worker import LoopManager, LoopWorker, Replacement
 
 # Validation episodes at once: more fill the engine's batches better, and each has a process of 7 MB.
 MAX_VALIDATION_EPISODES = 128
@@ -67,7 +68,7 @@ class TurnLoopManager(LoopManager):
                     for worker, positions in by_worker.items()
                 ]
             )
-        except DEATHS as error:
+        except LOSSES as error:
             raise self.death_of_worker(error) from error
 
     def replace_worker(self, index: int, error: RayError) -> Replacement:

@@ -12,6 +12,7 @@ from verl.workers.rollout.replica import RolloutReplica
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from turnmill.core.errors import RunFailedError
+from turnmill.rollout.actor_deaths import DEATHS
 from turnmill.training.accelerators import Demand, wait_for_room
 from turnmill.training.verl.placement import this_node
 from turnmill.training.verl.types import ServerManager, WeightManager
@@ -214,7 +215,7 @@ def _has_died(actors: list[ActorHandle]) -> bool:
     )
     try:
         ray.get(answers)
-    except ray.exceptions.ActorDiedError:
+    except DEATHS:
         return True
     except ray.exceptions.ActorUnavailableError:
         return False

@@ -9,6 +9,7 @@ import ray
 from ray.actor import ActorHandle
 
 from turnmill.core.errors import RunFailedError
+from turnmill.rollout.actor_deaths import DEATHS
 
 CHECK_SECONDS = 2.0
 
@@ -59,7 +60,7 @@ def wait_for_death(servers: Sequence[ActorHandle], over: threading.Event) -> boo
             server = lives.pop(life)
             try:
                 ray.get(life)
-            except ray.exceptions.ActorDiedError:
+            except DEATHS:
                 return not over.is_set()
             except ray.exceptions.ActorUnavailableError:
                 # Its machine does not answer, and may come back.
