@@ -780,10 +780,15 @@ async def test_trajectories_that_begin_at_once_leave_the_event_loop_free(new_har
 
 
 class LosingTools:
-    """Answers calls as a tool server does whose store loses, once, what it has recorded from some call on."""
+    """Answers calls as a tool server does whose store loses what it has recorded from some call on.
 
-    def __init__(self, lost_from: int, observe: Callable[[int], str] = lambda executions: "[2]") -> None:
-        self._lost_from, self._observe = lost_from, observe
+    It does as the third call comes, and so many times more as the second comes again.
+    """
+
+    def __init__(
+        self, lost_from: int, observe: Callable[[int], str] = lambda executions: "[2]", *, again: float = 0
+    ) -> None:
+        self._lost_from, self._observe, self._again = lost_from, observe, again
         self._records: dict[str, tuple[str, str]] = {}
         self.executed: list[str] = []
 
@@ -792,6 +797,9 @@ class LosingTools:
             for number in range(self._lost_from, 2):
                 self._records.pop(f"turn-{number}")
             self._lost_from = 2
+        elif call["call_id"] == "turn-1" and self.executed[-1] == "turn-0" and len(self.executed) > 2 and self._again:
+            self._again -= 1
+            self._records.clear()
         known = {version for _, version in self._records.values()}
         if call["call_id"] not in self._records:
             if call["after_version"] and call["after_version"] not in known:
@@ -816,6 +824,24 @@ async def test_calls_that_the_store_lost_are_made_again_with_their_ids(new_harne
     for name in ("action", "current_step", "turns_left"):
         assert len({(call["call_id"], call[name]) for call in server.calls}) == 3
     assert len({call["trajectory"] for call in server.calls}) == 1
+
+
+async def test_calls_that_are_lost_again_while_they_are_sent_again_are_sent_once_more(new_harness):
+    tools = LosingTools(0, again=2)
+    async with HttpTools(tools) as server:
+        result = await new_harness([CALL, CALL, CALL, ANSWER], server, maxTurns=3).play()
+
+    assert tools.executed == ["turn-0", "turn-1", "turn-0", "turn-0", "turn-0", "turn-1", "turn-2"]
+    assert text_of(result) == f"{CALL}[2]" * 3 + ANSWER
+
+
+async def test_a_store_that_loses_all_the_time_is_an_outage_with_its_limit(new_harness):
+    tools = LosingTools(0, again=math.inf)
+    async with HttpTools(tools) as server:
+        failure = await new_harness([CALL, CALL, CALL, ANSWER], server, maxTurns=3, toolOutageTimeout=0.2).play()
+
+    assert failure.cause == "tool_lost_write"
+    assert tools.executed.count("turn-0") > 2
 
 
 async def test_a_trajectory_fails_where_a_lost_call_observes_something_else(new_harness):

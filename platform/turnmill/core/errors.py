@@ -175,6 +175,10 @@ class ToolCallLostWriteError(ToolCallRefusedError):
     cause: ClassVar[str] = "tool_lost_write"
 
 
+class ToolCallChangedError(ToolCallLostWriteError):
+    """A call that the tool servers' store had lost, sent again, got another observation."""
+
+
 class ToolRaisedError(ToolCallError):
     """A tool raised an exception instead of answering a call."""
 

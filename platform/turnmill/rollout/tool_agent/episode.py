@@ -15,6 +15,7 @@ from typing import Protocol
 from PIL.Image import Image
 
 from turnmill.core.errors import (
+    ToolCallChangedError,
     ToolCallConnectionError,
     ToolCallError,
     ToolCallLostWriteError,
@@ -38,6 +39,7 @@ from turnmill.rollout.tool_agent.observations import Observation, ObservationTok
 from turnmill.rollout.tool_agent.replies import ToolReply
 from turnmill.rollout.tool_agent.response import Response, ResponseParser, has_response
 from turnmill.rollout.tool_agent.rows import EpisodeResult
+from turnmill.rollout.tool_agent.server_errors import backoff_seconds
 from turnmill.rollout.verl_classes import TokenOutput
 from turnmill.rollout.verl_types import SamplingParams, Tokenizer
 from turnmill.tasks import Answer, Task
@@ -285,13 +287,25 @@ class Episode:
         return answer
 
     async def _answer(self, action: str, call_id: str) -> ToolReply:
-        """Return a tool's answer, after calls that a server has lost with its store have been made again."""
+        """Return a tool's answer; calls that a server has lost with its store are made again before it.
+
+        That may happen again meanwhile, and lasts no longer than an outage.
+        """
         assert self._loop.tools is not None
-        try:
-            return await self._loop.tools.call(self._request(action, self._num_responses, call_id))
-        except ToolCallLostWriteError as error:
-            await self._repeat_lost_calls(error)
-        return await self._loop.tools.call(self._request(action, self._num_responses, call_id))
+        lost: ToolCallLostWriteError | None = None
+        deadline, losses = time.monotonic() + self._agent.tool_outage_timeout, 0
+        while True:
+            try:
+                if lost is not None:
+                    await self._repeat_lost_calls(lost)
+                return await self._loop.tools.call(self._request(action, self._num_responses, call_id))
+            except ToolCallChangedError:
+                raise
+            except ToolCallLostWriteError as error:
+                if time.monotonic() > deadline or not any(turn.tool_version for turn in self.turns):
+                    raise
+                lost, losses = error, losses + 1
+            await asyncio.sleep(backoff_seconds(losses, lost))
 
     def _request(self, action: str, number: int, call_id: str, turns: int | None = None) -> ToolRequest:
         """Return the call of an action after so many responses; by default after all turns."""
@@ -312,19 +326,17 @@ class Episode:
         """Send all calls of tools with state again, with their ids, so that the store has again what it has lost.
 
         What it still has is answered from its records; the rest is executed again, with the same idempotency keys.
-        Raises ToolCallLostWriteError if one gives another observation, as the context would not be about the tools'
-        state, or if there are none.
+        Raises ToolCallChangedError if one gives another observation, as the context would not be about the tools'
+        state, and ToolCallLostWriteError if the store loses some again.
         """
         assert self._loop.tools is not None
-        if not any(turn.tool_version for turn in self.turns):
-            raise lost
         number = 0
         for position, turn in enumerate(self.turns):
             if turn.tool_version:
                 call_id = _call_id(number) if has_response(turn) else BEFORE_FIRST_RESPONSE
                 answer = await self._loop.tools.call(self._request(turn.action, number, call_id, turns=position))
                 if not _is_answer(answer, turn):
-                    raise ToolCallLostWriteError(
+                    raise ToolCallChangedError(
                         f"{lost} Its call {call_id!r}, sent again, got another observation."
                     ) from lost
                 self.turns[position] = replace(turn, tool_version=answer.version)
