@@ -6,7 +6,7 @@ What was to be learned from goes with them, and whoever asks them waits for an a
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 
 import ray
@@ -55,12 +55,14 @@ def _watch(actors: dict[str, ActorHandle], folder: RunFolder, over: threading.Ev
 
 def _end_attempt(name: str, folder: RunFolder, over: threading.Event) -> None:
     """Write the reason, and again where the disk is full."""
-    while not folder.failure.exists() and not over.wait(LOOK_SECONDS):
-        with suppress(OSError):
-            folder.write_failure(
-                RunFailedError(
-                    f"A process of verl's queue ({name}) has died, most often for lack of memory. `--resume` carries "
-                    "on from the last checkpoint.",
-                    "queue_died",
-                )
-            )
+    failure = RunFailedError(
+        f"A process of verl's queue ({name}) has died, most often for lack of memory. `--resume` carries on from the "
+        "last checkpoint.",
+        "queue_died",
+    )
+    while not folder.failure.exists():
+        try:
+            folder.write_failure(failure)
+        except OSError:
+            if over.wait(LOOK_SECONDS):
+                return
