@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from zlib import crc32
 
+from turnmill.core.retries import CLUSTER_RETRIES
 from turnmill.jobs.job import JobSpec
 from turnmill.jobs.status import ConditionType, JobProgress, JobStatus
 from turnmill.jobs.team import TeamSettings
@@ -39,7 +40,6 @@ from turnmill_operator.status import (
 )
 from turnmill_operator.views import JobView, Observed, RayJobView
 
-DEFAULT_RETRIES = 3
 BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 10, 300
 # Enough for pods to end and for the older job to get their devices; the spread parts the younger jobs.
 GIVE_WAY_SECONDS, GIVE_WAY_SPREAD_SECONDS = 60, 30
@@ -95,7 +95,7 @@ class AttemptPlanner:
     @property
     def retries(self) -> int:
         """The number of failed attempts that may be followed by another."""
-        return DEFAULT_RETRIES if self.spec is None or self.spec.retries is None else self.spec.retries
+        return CLUSTER_RETRIES if self.spec is None or self.spec.retries is None else self.spec.retries
 
     @property
     def attempt(self) -> int:

@@ -40,6 +40,13 @@ def processes(job: SubmittedJob, group: str) -> str:
     return "".join(job.team.namespace.run_in(pod, "sh", "-c", look) for pod in pods)
 
 
+def stop(job: SubmittedJob, group: str, name: str) -> None:
+    """Stop the processes of a name in the first pod of a worker group by a signal."""
+    pod = job.team.pods(f"{job.labels},ray.io/group={group}")[0]
+    stop = 'for each in /proc/[0-9]*; do [ "$(cat $each/comm)" = "$0" ] && kill -STOP ${each#/proc/}; done; true'
+    job.team.namespace.run_in(pod, "sh", "-c", stop, name)
+
+
 @dataclass(frozen=True, slots=True)
 class CompletedRun:
     """A completed run."""
@@ -86,11 +93,11 @@ def test_dashboard_queries_return_the_series_of_the_run_its_engines_and_the_oper
 
 
 @pytest.mark.nightly
-def test_a_run_continues_after_the_loss_of_a_rollout_pod_and_repeats_no_step_after_that_of_the_head(team: Team):
+def test_a_run_continues_without_an_engine_or_a_rollout_pod_and_repeats_no_step_after_the_loss_of_the_head(team: Team):
     job = team.submit(
         "babyai-goto-separate-cpu.yaml",
         "separate",
-        training__steps=14,
+        training__steps=18,
         training__checkpointEvery=1,
         training__turnsPerStep=128,
         training__validation=NO_VALIDATION,
@@ -106,6 +113,10 @@ def test_a_run_continues_after_the_loss_of_a_rollout_pod_and_repeats_no_step_aft
     assert ENGINE in rollout
     assert LEARNER not in rollout
 
+    # Well before the run counts as stalled.
+    stop(job, "a40", ENGINE)
+    job.wait_until_learned(job.learned_steps()[-1] + 3, seconds=RUN_SECONDS)
+
     team.kill(f"{job.labels},ray.io/group=a40", at_most=1)
     # Rollout is one step ahead: the last of three steps comes from the engine that is left.
     job.wait_until_learned(job.learned_steps()[-1] + 3, seconds=RUN_SECONDS)
@@ -116,7 +127,7 @@ def test_a_run_continues_after_the_loss_of_a_rollout_pod_and_repeats_no_step_aft
     job.wait_until_complete(seconds=RUN_SECONDS)
 
     assert job.resource["status"]["attempt"] == 2
-    assert job.learned_steps() == list(range(1, 15))
+    assert job.learned_steps() == list(range(1, 19))
 
 
 def replace(team: Team, selector: str, fault: Callable[[], object]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -179,10 +180,29 @@ def test_a_run_goes_on_when_the_core_processes_of_its_engines_are_killed(cluster
     assert max(row.get("training/rollout_probs_diff_max", 0) for row in rows) <= 1e-4
 
 
+@pytest.mark.nightly
+def test_a_run_goes_on_when_an_engine_on_another_machine_is_stopped(cluster, rollout_machine, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    overrides = ["resources.rollout.replicas=1", "training.steps=8", "training.stallTimeoutSeconds=400"]
+    with joined(overrides, tmp_path / "run", cluster.address) as process:
+        eventually(lambda: process.poll() is not None or folder.last_step().get("step", 0) >= 2, 400)
+        (engine,) = processes_named("ray::EngineServer")
+        os.kill(engine, signal.SIGSTOP)
+        process.wait(300)
+
+    assert process.returncode == 0, (tmp_path / "run.out").read_text()[-5000:]
+    assert [row["step"] for row in folder.read_metrics()] == list(range(9))
+
+
 def core_processes() -> list[int]:
     """Return vLLM's core processes on the machines of this test."""
+    return processes_named("EngineCore")
+
+
+def processes_named(text: str) -> list[int]:
+    """Return the processes on the machines of this test whose title has a text."""
     below = psutil.Process().children(recursive=True)
-    return [process.pid for process in below if "EngineCore" in " ".join(process.cmdline())]
+    return [process.pid for process in below if text in " ".join(process.cmdline())]
 
 
 @pytest.mark.nightly

@@ -4,6 +4,7 @@ import ctypes
 import importlib
 import os
 import pkgutil
+import re
 import signal
 import subprocess
 import sys
@@ -204,6 +205,16 @@ def test_a_process_in_a_debugger_is_not_taken_for_one_that_stands_still(start):
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.ptrace(PTRACE_ATTACH, process.pid, 0, 0) == 0, os.strerror(ctypes.get_errno())
     os.waitpid(process.pid, os.WUNTRACED)
+
+    assert runs_of_threads(process.pid) == {}
+
+
+def test_where_the_kernel_does_not_count_how_often_a_thread_runs_no_process_is_to_blame(start, monkeypatch):
+    """As in gVisor, whose /proc/PID/status has fewer lines."""
+    process = start("ray::ToolLoopWorker", code=SLEEPER)
+    assert runs_of_threads(process.pid)
+
+    monkeypatch.setattr(activity, "_SWITCHES", re.compile("a line that no kernel writes"))
 
     assert runs_of_threads(process.pid) == {}
 

@@ -25,13 +25,13 @@ def runs_of_threads(pid: int) -> dict[str, int]:
     """Return how often each thread of a process has run, by its number.
 
     Empty if the process has ended, and if one of them is to run now, waits for a disk, or is held by a debugger: then
-    the process is not to blame.
+    the process is not to blame. Also empty where the kernel does not count, as gVisor's.
     """
     try:
         threads = {task.name: (task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()}
     except OSError:
         return {}
-    if any(map(_BUSY.search, threads.values())):
+    if any(_BUSY.search(status) or not _SWITCHES.search(status) for status in threads.values()):
         return {}
     return {number: _runs(status) for number, status in threads.items()}
 

@@ -1,4 +1,4 @@
-"""Environment variable of every process of a run on one machine."""
+"""Environment variable of every process of a run."""
 
 import ctypes
 from pathlib import Path

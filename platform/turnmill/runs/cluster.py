@@ -4,10 +4,13 @@ import asyncio
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 from turnmill.core.errors import RunFailedError, SettingsError, StaleClaimError, StoreError
+from turnmill.core.process_mark import PROCESS_MARK
+from turnmill.core.retries import CLUSTER_RETRIES
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability import logs
 from turnmill.observability.progress import Progress, write_progress
@@ -65,13 +68,17 @@ def _train(attempt: Attempt, folder: RunFolder, report: Report) -> None:
     job = attempt.job
     _require_tools(attempt)
     device = attempt.device or resolve_device(job.spec.resources.device)
-    environment = process_environment(device) | {VARIABLE: str(folder.path)}
+    mark = uuid4().hex
+    environment = process_environment(device) | {VARIABLE: str(folder.path), PROCESS_MARK: mark}
     os.environ.update(environment)
-    with _ray_connection(device, environment):
+    with _ray_connection(device, environment), ExitStack() as stack:
         import ray
 
+        from turnmill.runs.machines import machines_watched
         from turnmill.runs.task_runner import TurnTaskRunner
 
+        retries = CLUSTER_RETRIES if job.spec.retries is None else job.spec.retries
+        stack.enter_context(machines_watched(job, folder, mark, can_retry=attempt.number <= retries))
         # On the head, like this process, which forwards its metrics; the actor itself does not train.
         start = TurnTaskRunner.options(num_cpus=0, resources=HEAD_NODE).remote  # type: ignore[attr-defined]
         runner = start()

@@ -3,9 +3,11 @@
 `python -m turnmill.runs.fork_server` starts it in the background, before `ray start`.
 """
 
+import os
 import sys
 from pathlib import Path
 
+from turnmill.core.process_mark import NO_MARK, PROCESS_MARK
 from turnmill.runs.fork_server import modules
 from turnmill.runs.fork_server.launcher import CLIENT, PythonForkServer
 
@@ -18,6 +20,7 @@ def start() -> None:
         FOLDER.mkdir()
     except FileExistsError:
         return
+    os.environ.setdefault(PROCESS_MARK, NO_MARK)
     PythonForkServer(FOLDER, modules.EARLY, modules.LATE, outlives_parent=True)
 
 
