@@ -14,7 +14,7 @@ import pytest
 from support.server_process import alive
 from turnmill.core.errors import EnvironmentFailedError
 from turnmill.environments.runtime.fork_server import ForkServer
-from turnmill.environments.runtime.process import EnvironmentProcess
+from turnmill.environments.runtime.process import REPLACEMENTS, EnvironmentProcess
 from turnmill.environments.runtime.worker import WorkerSettings
 
 MISBEHAVE, LOOK, WIN = "ACTION: misbehave", "ACTION: look", "ACTION: win"
@@ -383,7 +383,27 @@ async def test_a_process_that_is_stopped_before_its_environment_is_ready_is_repl
     ).observation == "seed 2 step 0"
 
 
-async def test_an_action_that_kills_two_processes_fails_the_episode(processes):
+async def test_a_process_that_is_killed_while_it_replaces_another_is_replaced_as_well(processes, monkeypatch):
+    process = processes.hostile()
+    await process.reset(seed=3)
+    await process.act(LOOK)
+    killed, open_another = [], process._connection.open
+
+    async def open_and_kill(seconds: float) -> None:
+        await open_another(seconds)
+        if len(killed) < REPLACEMENTS:
+            killed.append(process.pid)
+            os.kill(process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(process._connection, "open", open_and_kill)
+    os.kill(process.pid, signal.SIGKILL)
+    killed.append(process.pid)
+
+    assert (await process.act(LOOK)).observation == "seed 3 step 2"
+    assert len(set(killed)) == REPLACEMENTS
+
+
+async def test_an_action_that_kills_every_process_fails_the_episode(processes):
     process = processes.hostile(on_step="is_killed")
     await process.reset(seed=0)
     await process.act(LOOK)
@@ -392,7 +412,7 @@ async def test_an_action_that_kills_two_processes_fails_the_episode(processes):
     with pytest.raises(EnvironmentFailedError, match="was killed by SIGABRT"):
         await process.act(MISBEHAVE)
 
-    assert processes.fork_server._last_key == num_forks + 1
+    assert processes.fork_server._last_key == num_forks + REPLACEMENTS
 
 
 @pytest.fixture

@@ -6,8 +6,10 @@ One that is killed or stopped from outside fails none: another process plays its
 import base64
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -20,6 +22,9 @@ from turnmill.environments.runtime.fork_server import ForkServer, shared_fork_se
 from turnmill.environments.runtime.worker import WorkerSettings
 
 log = logging.getLogger(__name__)
+
+REPLACEMENTS = 3
+"""Further processes that get a request: it may be what kills them."""
 
 _CLOSE_SECONDS = 1.0
 
@@ -45,6 +50,9 @@ class _Episode:
     results: list[int] = field(default_factory=list)
 
 
+AnswerT = TypeVar("AnswerT")
+Ask = Callable[[], Awaitable[AnswerT]]
+
 _RESET_RESULT = TypeAdapter(ResetResult)
 _ACTION_RESULT = TypeAdapter(ActionResult)
 _PICTURE = TypeAdapter(str)
@@ -55,7 +63,7 @@ class EnvironmentProcess:
 
     Every failure kills the process and raises EnvironmentFailedError, which ends the episode; the next reset starts a
     fresh process. A process that a signal has killed or stopped may not be to blame: another one replays the episode
-    and takes the request, once. Calls must not overlap.
+    and takes the request, `REPLACEMENTS` times at most. Calls must not overlap.
     """
 
     def __init__(
@@ -85,10 +93,8 @@ class EnvironmentProcess:
 
         `next_seed` is the seed of the reset after this one, which is prepared while the episode goes on.
         """
-        try:
-            opening = await self._reset(seed, next_seed)
-        except EnvironmentLostError:
-            opening = await self._reset(seed, next_seed)
+        reset = partial(self._reset, seed, next_seed)
+        opening = await _despite_losses(reset, reset)
         self._episode = _Episode(seed, next_seed, hash(opening.observation))
         return opening
 
@@ -97,11 +103,12 @@ class EnvironmentProcess:
         episode = self._episode
         if episode is None or not self._connection.is_open:
             raise self._without_episode()
-        try:
-            result = await self._act(response_text)
-        except EnvironmentLostError:
+
+        async def act_in_another() -> ActionResult:
             await self._replay(episode)
-            result = await self._act(response_text)
+            return await self._act(response_text)
+
+        result = await _despite_losses(partial(self._act, response_text), act_in_another)
         episode.responses.append(response_text)
         episode.results.append(_hash(result))
         return result
@@ -176,6 +183,16 @@ class EnvironmentProcess:
 
     def _without_episode(self) -> EnvironmentFailedError:
         return EnvironmentFailedError(f"{self._connection.name} has no episode: reset it first.")
+
+
+async def _despite_losses(ask: Ask[AnswerT], ask_another: Ask[AnswerT]) -> AnswerT:
+    """Return the answer of a process, or if it is lost, of another one."""
+    for _ in range(REPLACEMENTS):
+        try:
+            return await ask()
+        except EnvironmentLostError:
+            ask = ask_another
+    return await ask()
 
 
 def _hash(result: ActionResult) -> int:
