@@ -18,6 +18,9 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.runs import machines
 from turnmill.runs.machines import machines_watched
 
+# Ray's controller ends the actors of a process in which test_infrastructure.py has started another Ray before.
+pytestmark = pytest.mark.slow
+
 MARK, OTHER_MARK = uuid4().hex, uuid4().hex
 
 

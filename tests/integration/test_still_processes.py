@@ -212,7 +212,7 @@ def test_a_process_in_a_debugger_is_not_taken_for_one_that_stands_still(start):
 def test_where_the_kernel_does_not_count_how_often_a_thread_runs_no_process_is_to_blame(start, monkeypatch):
     """As in gVisor, whose /proc/PID/status has fewer lines."""
     process = start("ray::ToolLoopWorker", code=SLEEPER)
-    assert runs_of_threads(process.pid)
+    assert eventually(lambda: runs_of_threads(process.pid), seconds=60)
 
     monkeypatch.setattr(activity, "_SWITCHES", re.compile("a line that no kernel writes"))
 

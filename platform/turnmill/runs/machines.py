@@ -2,10 +2,9 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -72,6 +71,6 @@ def _watch(start: Callable[[str], ActorHandle], over: threading.Event) -> None:
 def _machines() -> set[str]:
     """Return the ids of the machines on which this Ray job has actors, but for those that watch."""
     job = ray.get_runtime_context().worker.current_job_id
-    actors: Mapping[str, Mapping[str, Any]] = ray._private.state.actors(job_id=job, actor_state_name="ALIVE")
+    actors = ray._private.state.actors(job_id=job, actor_state_name="ALIVE")
     name = MachineWatch.__ray_metadata__.class_name  # type: ignore[attr-defined]
     return {actor["Address"]["NodeID"] for actor in actors.values() if actor["ActorClassName"] != name}
