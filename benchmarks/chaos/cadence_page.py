@@ -18,7 +18,10 @@ Here faults come again and again into one run:
 .venv/bin/python benchmarks/rl_chaos.py cadence --every 60 10 --groups {AROUND} {ALL} --steps 250 --seeds 0 --rounds 1
 .venv/bin/python benchmarks/rl_chaos.py cadence --every 3 --groups {AROUND} --steps 40 --seeds 0 --rounds 1
 .venv/bin/python benchmarks/rl_chaos.py cadence --every 15 --groups {CENTRE} --steps 40 --seeds 11 --rounds 1
+.venv/bin/python benchmarks/rl_chaos.py cadence --every 12 --groups "kill engine" "stop engine" --steps 45 --seeds 30 31
 .venv/bin/python benchmarks/rl_chaos.py cadence --every 15 --groups "transfer cut" --steps 30 --seeds 0 --rounds 1
+.venv/bin/python benchmarks/rl_chaos.py cadence --systems turnmill-environment --every 4 --groups "kill environment" \\
+  --steps 40 --seeds 0 1
 .venv/bin/python benchmarks/rl_chaos.py cadence --every 4 --groups "store tail lost" --steps 40 --seeds 0 --rounds 1
 .venv/bin/python benchmarks/rl_chaos.py page
 ```
