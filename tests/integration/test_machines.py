@@ -18,10 +18,17 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.runs import machines
 from turnmill.runs.machines import machines_watched
 
-# Ray's controller ends the actors of a process in which test_infrastructure.py has started another Ray before.
-pytestmark = pytest.mark.slow
-
 MARK, OTHER_MARK = uuid4().hex, uuid4().hex
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _token() -> None:
+    """Have the clusters' processes require the token that this process uses once a Ray of its own has been started.
+
+    Ray decides that once a process, and takes one whose token it does not know for dead.
+    """
+    ray.init(address="local", num_cpus=0, include_dashboard=False)
+    ray.shutdown()
 
 
 @pytest.fixture
