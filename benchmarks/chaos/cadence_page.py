@@ -23,6 +23,7 @@ Here faults come again and again into one run:
 .venv/bin/python benchmarks/rl_chaos.py cadence --systems turnmill-environment --every 4 --groups "kill environment" \\
   --steps 40 --seeds 0 1
 .venv/bin/python benchmarks/rl_chaos.py cadence --every 4 --groups "store tail lost" --steps 40 --seeds 0 --rounds 1
+.venv/bin/python benchmarks/rl_chaos.py cadence --systems turnmill verl verifiers --steps 60 --longest 600
 .venv/bin/python benchmarks/rl_chaos.py page
 ```
 
@@ -48,19 +49,24 @@ cadence, seed and round. A round begins with an undisturbed run of the same step
 - **turnmill, rollout ahead of learning**: the same job with `mode: separate_async` and `maxStaleness: {STEPS_AHEAD}`.
   Trajectories of up to {STEPS_AHEAD} further steps are in flight or wait while a step is trained; *lost each* counts
   those of one step alone.
+- **plain verl and verifiers** are set up as above, with a loop that starts them again {CADENCE_RETRIES} times. They
+  have no store: `{AROUND}` and `{ALL}` lack its faults, so that the same seed draws others than for turnmill. What a
+  signal has stopped stays so, as nothing of theirs looks for it; a tool server that has ended is started again by the
+  benchmark. The two ran at the same time, each with its own undisturbed run.
 
 | column | what |
 | --- | --- |
+| result | `ended` with all steps; `hung` without a call and a step for 300 s; `gave up`; `too long` for `--longest` |
 | ETTR | time from the first call of a tool to the last step undisturbed, as a share of that with faults: what a user \
-waits for |
+waits for. Of a run without the last step, that of its complete ones, as a share of the time until it was ended |
 | own ETTR | sum of the times of the steps that were kept, by the run's own clock (`timing_s/step`), as a share of the \
 same time: productive time as a share of all, as for Llama 3. A step that is slow because of a fault counts as \
-productive here; the undisturbed run's is in brackets |
+productive here; the undisturbed run's is in brackets. Not of plain verl and verifiers |
 | lost each | turns lost, for each trajectory that was in flight when a fault came: each fault meets one step's |
 | late s | the seconds by which steps were late, of all faults together: what they took beyond the undisturbed run's \
 median step |
 | by delays | ETTR from *undisturbed s* and *late s*. If the machine was slow for a part of the undisturbed run alone, \
-ETTR is too high, and this less so |
+ETTR is too high, and this less so. Of runs that ended alone, as are the costs of a fault |
 | lasted s | for how long faults that pass were there; no recovery saves it where work needs what is gone |
 
 """
@@ -115,15 +121,21 @@ def _tables(title: str, results: Sequence[CadenceResult]) -> str:
     lines = [f"### {title}: faults at a cadence", "", *_sentences(results), ""]
     lines += ["| " + " | ".join(HEADER) + " |", "| " + " | ".join("---" for _ in HEADER) + " |"]
     lines += ["| " + " | ".join(row(result)) + " |" for result in results]
+    ended = [result for result in results if result.outcome == "ended"]
+    return "\n".join([*lines, *(_cost_lines(ended) if ended else ())]) + "\n\n"
+
+
+def _cost_lines(results: Sequence[CadenceResult]) -> list[str]:
+    """Return the table of what each fault cost."""
     cadences = sorted({result.every for result in results}, reverse=True)
-    lines += ["", COSTS, ""]
+    lines = ["", COSTS, ""]
     lines += ["| fault | " + " | ".join(f"every {every:g} s" for every in cadences) + " |"]
     lines += ["| --- | " + " | ".join("---" for _ in cadences) + " |"]
     costs = {every: _costs(results, every) for every in cadences}
     kinds = {kind for every in cadences for kind in costs[every]}
     for kind in sorted(kinds, key=lambda kind: -max(statistics.fmean(c[kind]) for c in costs.values() if kind in c)):
         lines.append(f"| {kind} | " + " | ".join(_cost(costs[every].get(kind, ())) for every in cadences) + " |")
-    return "\n".join(lines) + "\n\n"
+    return lines
 
 
 def row(result: CadenceResult) -> list[str]:
@@ -134,7 +146,7 @@ def row(result: CadenceResult) -> list[str]:
         result.outcome if result.outcome == "ended" else f"**{result.outcome}**", str(result.steps),
         str(len(result.injected)), str(result.turns_lost), f"{result.turns_lost_each:.2f}",
         str(result.effects_repeated), str(result.rewards_faked), result.left_out_cell, f"{result.ettr:.0%}",
-        f"{result.ettr_by_delays:.0%}", own,
+        f"{result.ettr_by_delays:.0%}" if result.outcome == "ended" else "", own,
         f"{result.undisturbed_seconds:.0f}", f"{result.late_seconds:.0f}",
         f"{sum(lasting(fault(kind), result.every) for kind, _ in result.injected):.0f}", f"`{result.commit}`",
     ]  # fmt: skip
@@ -147,14 +159,15 @@ def _sentences(results: Sequence[CadenceResult]) -> list[str]:
 
 
 def _sentence(every: float, group: str, results: Sequence[CadenceResult]) -> str:
-    delays = statistics.median(result.ettr_by_delays for result in results)
-    ettr = f"ETTR {statistics.median(result.ettr for result in results):.0%} ({delays:.0%} by delays)"
+    delays = [result.ettr_by_delays for result in results if result.outcome == "ended"]
+    by_delays = f" ({statistics.median(delays):.0%} by delays)" if delays else ""
+    ettr = f"ETTR {statistics.median(result.ettr for result in results):.0%}{by_delays}"
     runs = "one run" if len(results) == 1 else f"{len(results)} runs (median)"
-    hung = sum(result.outcome == "hung" for result in results)
+    ended, hung = (sum(result.outcome == outcome for result in results) for outcome in ("ended", "hung"))
     effects, rewards = sum(r.effects_repeated for r in results), sum(r.rewards_faked for r in results)
     return (
         f"- A fault of `{group}` every {every:g} s, {sum(len(r.injected) for r in results)} in all, in {runs}: {ettr}, "
-        f"hung {hung}, effects repeated {effects}, rewards faked {rewards}, turns lost "
+        f"ended {ended}, hung {hung}, effects repeated {effects}, rewards faked {rewards}, turns lost "
         f"{max(r.turns_lost_each for r in results):.2f} at most for each trajectory in flight."
     )
 

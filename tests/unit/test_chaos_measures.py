@@ -226,10 +226,25 @@ def test_a_run_with_repeated_faults_is_on_the_page_with_what_each_has_cost(chaos
     text = chaos.page.page([], chaos.result.latest_cadences())
 
     assert "| around | 30 | 0 | 0 | ended | 4 | 2 | 5 | 0.16 | 0 | 0 | 0 | 67% | 67% | 70% (90%) | 40 |" in text
-    assert "`around` every 30 s, 2 in all, in one run: ETTR 67% (67% by delays), hung 0, effects repeated 0" in text
+    assert "`around` every 30 s, 2 in all, in one run: ETTR 67% (67% by delays), ended 1, hung 0, effects repeated 0" in text
     assert "| stop store | 20.0 (1) |" in text
     assert "| store cut | 0.0 (1) |" in text
     assert "how often each fault came" not in text
+
+
+def test_what_a_fault_cost_a_run_that_did_not_end_is_not_said(chaos):
+    calm = record(chaos)
+    run = record(
+        chaos, steps=[30.0], seconds=400.0, silent_seconds=365.0, exit_code=None, faults=[35.0], kinds=["stop store"]
+    )
+    options = argparse.Namespace(steps=4, hang_seconds=300.0)
+
+    result = chaos.cadence.result_of("verl", "around", 30.0, 0, 0, run, calm, options, "abc")
+    text = chaos.page.page([], [result])
+
+    assert "`around` every 30 s, 1 in all, in one run: ETTR 3%, ended 0, hung 1, effects" in text
+    assert "| **hung** | 1 | 1 | 0 | 0.00 | 0 | 0 | 0 | 3% |  |  | 40 |" in text
+    assert "What each fault cost" not in text
 
 
 def test_the_faults_of_all_runs_of_turnmill_are_counted(chaos):
