@@ -226,7 +226,7 @@ def test_a_run_with_repeated_faults_is_on_the_page_with_what_each_has_cost(chaos
     text = chaos.page.page([], chaos.result.latest_cadences())
 
     assert "| around | 30 | 0 | 0 | ended | 4 | 2 | 5 | 0.16 | 0 | 0 | 0 | 67% | 67% | 70% (90%) | 40 |" in text
-    assert "`around` every 30 s, 2 in all, in one run: ETTR 67% (67% by delays), ended 1, hung 0, effects repeated 0" in text
+    assert "every 30 s, 2 in all, in one run: ETTR 67% (67% by delays), ended 1, hung 0, effects repeated 0" in text
     assert "| stop store | 20.0 (1) |" in text
     assert "| store cut | 0.0 (1) |" in text
     assert "how often each fault came" not in text
