@@ -66,8 +66,9 @@ Systems start again {RETRIES} times at most:
   as by default: the run starts its tool server and its store, and has another one of the benchmark's only where calls
   or the store are to fail.
 - **turnmill, an agent in environments**: an agent of type `verlog`, for the faults of a process in which an
-  environment runs. The environment has the effect, and takes every response for an action; its name for a call is a
-  hash of all that was said. Turns that are replayed in another process have it again, and count as calls repeated.
+  environment runs, and of those that all agents have. The environment has the effect, and takes every response for an
+  action; its name for a call is a hash of all that was said. Turns that are replayed in another process have it again,
+  and count as calls repeated, and as lost, though no policy generates them again.
 - **plain verl**: `verl.trainer.main_ppo` with its `ToolAgentLoop` and a `BaseTool`, `trainer.save_freq=1` and
   `trainer.resume_mode=auto`, in a loop of the shell that starts it again when it fails. Nothing watches whether it
   goes on. The model is the same, and so is the CPU platform, which comes from turnmill's package

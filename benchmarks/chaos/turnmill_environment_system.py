@@ -35,7 +35,10 @@ spec:
 class TurnmillWithEnvironments(Turnmill):
     """turnmill, where the environment is what turns have their effect on."""
 
-    parts: Mapping[str, str] = {"environment": r"environments\.runtime\.fork_server_main"}
+    parts: Mapping[str, str] = {
+        "environment": r"environments\.runtime\.fork_server_main",
+        **{name: TURNMILL.parts[name] for name in ("trainer", "engine", "engine core", "agent loop", "store")},
+    }
     tool_server: Sequence[str] = ()
 
     def __init__(self) -> None:
@@ -48,8 +51,8 @@ class TurnmillWithEnvironments(Turnmill):
         return TURNMILL.model()
 
     def processes(self, part: str) -> list[int]:
-        """Return the environments: they bear the name of the server that they were forked from."""
-        return children_among(find(self.parts[part]))
+        """Return the processes of a kind: environments bear the name of the server that they were forked from."""
+        return children_among(find(self.parts[part])) if part == "environment" else super().processes(part)
 
     def played(self, folder: Path) -> Mapping[str, Played]:
         """Return the trajectories of the log; its advantages are those of turns."""

@@ -54,13 +54,13 @@ async def play(slot: Slot, responses: tuple[str, ...]) -> list[list[dict[str, st
 
 
 @pytest.mark.parametrize("turns_before", range(len(RESPONSES) + 1))
-async def test_a_restored_slot_continues_exactly_where_its_snapshot_was_taken(slot, turns_before):
+async def test_a_restored_slot_continues_exactly_where_the_other_was(slot, turns_before):
     uninterrupted = await play(slot(), RESPONSES)
     killed = slot()
     await play(killed, RESPONSES[:turns_before])
     resumed = slot()
 
-    await resumed.restore(killed.snapshot(after=0))
+    await resumed.restore(killed.state())
     after = await play(resumed, RESPONSES[turns_before:])
 
     assert after == uninterrupted[turns_before:]
@@ -71,23 +71,10 @@ async def test_a_resumed_episode_keeps_its_number_turn_and_reward(slot):
     killed, resumed = slot(), slot()
     await play(killed, RESPONSES[:2])
 
-    await resumed.restore(killed.snapshot(after=0))
+    await resumed.restore(killed.state())
 
     assert (resumed.episode_name, resumed.turn) == (killed.episode_name, 2)
     assert resumed.reward == killed.reward == pytest.approx(-0.1)
-
-
-async def test_a_slot_ahead_of_learning_keeps_the_states_at_which_later_steps_began(slot):
-    slot_ahead = slot()
-    states = {}
-    for step in (1, 2, 3):
-        slot_ahead.begin_segment(step)
-        states[step] = slot_ahead.snapshot(after=step)
-        await play(slot_ahead, RESPONSES[step - 1 : step])
-
-    assert [slot_ahead.snapshot(after=step) for step in (1, 2)] == [states[2], states[3]]
-    assert slot_ahead.snapshot(after=3).turns_played == 3
-    assert [states[step].turns_played for step in (1, 2, 3)] == [0, 1, 2]
 
 
 async def test_an_episode_that_cannot_be_restored_is_dropped_and_the_next_begins(slot):

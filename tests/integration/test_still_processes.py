@@ -26,6 +26,7 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.trajectory_worker import TrajectoryWorker
 from turnmill.runs import still_processes
 from turnmill.runs.still_processes import RayNode, still_processes_killed
+from turnmill.training.agent_kinds.verlog import VerlogKind
 
 JOB = parse_job(tool_job())
 PTRACE_ATTACH = 16
@@ -113,6 +114,7 @@ def test_a_worker_whose_trajectories_another_resumes_is_killed_before_all_others
 )
 def test_other_processes_of_the_run_are_killed_later(start, monkeypatch, title, watched):
     """Of an agent without a store, workers are among them, as no other resumes their episodes."""
+    monkeypatch.setattr(VerlogKind, "uses_store", False)
     monkeypatch.setattr(still_processes, "RESUMED_LOOKS", 1000)
     monkeypatch.setattr(still_processes, "STILL_LOOKS", 4)
     still, last = start(title, code=SLEEPER), start("ray::TurnTaskRunner", code=SLEEPER)
@@ -265,8 +267,7 @@ def test_all_workers_whose_trajectories_others_carry_on_are_known_by_their_title
     ]
     titles = {f"ray::{worker.__name__}".encode() for worker in workers}
 
-    # That of verlog's episodes has no store to carry them on from.
-    assert {title for title in titles if not still_processes._LOOP_WORKER.match(title)} == {b"ray::EpisodeLoopWorker"}
+    assert {title for title in titles if not still_processes._LOOP_WORKER.match(title)} == set()
 
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])

@@ -1,8 +1,10 @@
 """Whole runs with the real verl, Ray and vLLM, as a user starts them."""
 
+import asyncio
 import json
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,12 @@ from typing import Any
 import pytest
 
 from support.training_runs import DIAGNOSTICS, TrainingRun
+from turnmill.core.errors import StoreUnavailableError
 from turnmill.observability.advantage_log import AdvantageLog
 from turnmill.runs import processes
+from turnmill.trajectories.address import JournalAddress
+from turnmill.trajectories.client import deadline_in
+from turnmill.trajectories.journal import TrajectoryJournal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -65,6 +71,21 @@ def turns_of(run: TrainingRun, step: int) -> list[tuple[object, ...]]:
     return sorted((turn["environment"], turn["episode"], turn["turn"], tuple(turn["response_ids"])) for turn in turns)
 
 
+async def turns_in_store(run: TrainingRun, step: int) -> int:
+    """Return the number of turns of a step that are in the run's store."""
+    if (address := JournalAddress.read(run.folder)) is None:
+        return 0
+    journal, deadline = TrajectoryJournal.from_url(address.url, address.run), deadline_in(30)
+    try:
+        names = [name for name in await journal.names(deadline=deadline) if name.startswith(f"t{step}-")]
+        found = [await journal.read(name, deadline=deadline) for name in names]
+    except StoreUnavailableError:
+        return 0
+    finally:
+        await journal.close()
+    return sum(len(trajectory.turns) for trajectory in found if trajectory is not None)
+
+
 @pytest.mark.nightly
 def test_a_run_trains_writes_its_run_folder_and_is_reproducible_from_its_seed(run, job, tmp_path, temporary):
     run.train()
@@ -105,6 +126,32 @@ def test_a_killed_run_resumes_and_trains_no_step_twice(run):
 
     assert [row["step"] for row in run.metrics] == [0, 1, 2, 3]
     assert processes.find_marked(mark) == []
+
+
+def test_a_retried_run_resumes_its_turns_and_a_dead_agent_loop_worker_is_replaced_without_a_retry(run, job, tmp_path):
+    long_steps = ("--set", "training.turnsPerStep=64")
+    attempt = run.start(*long_steps, "--set", "retries=1")
+
+    def in_mid_step(step: int) -> bool:
+        return 16 <= asyncio.run(turns_in_store(run, step)) < 48
+
+    attempt.wait_for(lambda: in_mid_step(2))
+    attempt.kill_processes("TurnTaskRunner")
+    killed_at = time.time()
+    attempt.wait_for(lambda: in_mid_step(3))
+    # No retry is left.
+    attempt.kill_processes("LoopWorker")
+    attempt.wait()
+    with TrainingRun(job, tmp_path / "undisturbed") as undisturbed:
+        undisturbed.train(*long_steps)
+
+    assert [row["step"] for row in run.metrics] == [0, 1, 2, 3]
+    asked = [turn["asked_at"] for turn in lines(run, "step-000002")]
+    assert sum(at < killed_at for at in asked) >= 16
+    for step in (1, 2, 3):
+        assert turns_of(run, step) == turns_of(undisturbed, step)
+        measured = ("critic/vf_loss", "critic/grad_norm", "actor/pg_loss", "actor/grad_norm")
+        assert [run.metrics[step][name] for name in measured] == [undisturbed.metrics[step][name] for name in measured]
 
 
 def test_ctrl_c_ends_a_run_and_leaves_no_processes_or_temporary_files(run, temporary):

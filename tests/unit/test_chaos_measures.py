@@ -76,7 +76,11 @@ def test_groups_of_repeated_faults(chaos):
     ("system", "some", "none"),
     [
         ("turnmill", {"kill store", "store slow", "calls fail"}, {"kill environment"}),
-        ("turnmill-environment", {"kill environment", "stop environment"}, {"kill store", "store slow", "calls fail"}),
+        (
+            "turnmill-environment",
+            {"kill environment", "kill trainer", "store slow"},
+            {"kill tool server", "calls fail"},
+        ),
     ],
 )
 def test_a_system_has_the_faults_of_its_parts(chaos, system, some, none):

@@ -42,6 +42,10 @@ class EnvironmentFailedError(EpisodeError):
     cause: ClassVar[str] = "environment"
 
 
+class OtherReplayError(TurnmillError):
+    """An environment answers otherwise than it did when the turns in the journal were played."""
+
+
 class InferenceError(EpisodeError):
     """The policy's inference engine failed to generate a response."""
 

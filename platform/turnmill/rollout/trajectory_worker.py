@@ -75,7 +75,7 @@ class TrajectoryManager(LoopManager):
         for index, chunk in enumerate(prompts.split(math.ceil(len(prompts) / len(workers)))):
             self._in_flight.add(index, chunk)
             calls.append(workers[index].generate_sequences.remote(chunk))
-        _wait_for(calls)
+        wait_for(calls)
 
     def forget(self, ended: Sequence[EndedPrompt]) -> None:
         """Forget prompts whose end a worker has reported."""
@@ -93,7 +93,8 @@ class TrajectoryManager(LoopManager):
         ended = self._in_flight.take_ended(index, statuses)
         again_rows = self._in_flight.rows_of(index, statuses)
         self._idle_deaths = 0 if ended or self._in_flight.has_any(index) else self._idle_deaths + 1
-        if self._in_flight.is_exhausted(index) or self._idle_deaths >= MAX_TRIES or self._in_flight.unknown(statuses):
+        exhausted = self._in_flight.is_exhausted(index) or self._idle_deaths >= MAX_TRIES
+        if exhausted or self._in_flight.unknown(statuses) or not self.can_go_on_after(ended):
             raise self.death_of_worker(error) from error
         for partition, keys in again_rows.items():
             # Played again, a trajectory may have fewer rows.
@@ -105,8 +106,13 @@ class TrajectoryManager(LoopManager):
             "Agent loop worker replaced",
             extra={"worker": index, "prompts": sum(map(len, again)), "error": str(error).strip().splitlines()[0]},
         )
-        _wait_for([worker.generate_sequences.remote(batch) for batch in again])
+        for batch in again:
+            wait_for([worker.generate_sequences.remote(batch)])
         return Replacement(worker, ended)
+
+    def can_go_on_after(self, ended: Sequence[EndedPrompt]) -> bool:
+        """Return whether another worker can go on after prompts whose end the dead one had not reported."""
+        return True
 
     def _new_worker(self, index: int) -> ActorHandle:
         """Return a new worker, made as verl makes those of the beginning."""
@@ -133,7 +139,7 @@ class TrajectoryManager(LoopManager):
         return split_limit(job_of(self.config).spec.max_concurrency, len(self.agent_loop_workers))
 
 
-def _wait_for(calls: Sequence[Awaitable[object]]) -> None:
+def wait_for(calls: Sequence[Awaitable[object]]) -> None:
     """Wait until workers have started what they were sent; what a dead one was sent goes to its replacement."""
     for call in calls:
         try:

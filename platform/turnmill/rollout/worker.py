@@ -111,9 +111,14 @@ class LoopWorker(AgentLoopWorkerTQ):
         self, prompt: dict[str, Any], sampling_params: SamplingParams, trajectory: TrajectoryInfo, trace: bool = False
     ) -> None:
         ended = EndedPrompt(prompt["uid"], int(prompt["global_steps"]), validation=trajectory["validate"])
+        slot = prompt.get("slot")
         await super()._run_prompt(prompt, sampling_params, trajectory, trace)
-        self._ended.append(ended)
+        self._ended.append(ended if slot is None else self.end_of_segment(ended, int(slot)))
         self._more_ended.set()
+
+    def end_of_segment(self, ended: EndedPrompt, slot: int) -> EndedPrompt:
+        """Return what is reported of a prompt that is a slot's turns of a step, or an episode of a validation."""
+        return ended
 
     async def ended_prompts(self, first: int) -> Sequence[EndedPrompt]:
         """Return the prompts that ended, from number `first` on; wait for one that has. Forget earlier ones."""

@@ -31,7 +31,9 @@ RESUMED_LOOKS, STILL_LOOKS = 2, 9
 one resumes, and any other, whose death may end the attempt."""
 
 # Ray's title has the class, and in a method that of the method: often verl's. verl's workers of rewards are none.
-_LOOP_WORKER = re.compile(rb"ray::(AgentLoopWorker\w*|(Tool|Grl)?LoopWorker|(Trajectory|MultiTurn|Harness)Worker)\b")
+_LOOP_WORKER = re.compile(
+    rb"ray::(AgentLoopWorker\w*|(Tool|Grl|Episode|Turn)?LoopWorker|(Trajectory|MultiTurn|Harness)Worker)\b"
+)
 RAY_AGENT = re.compile(rb"ray::(Dashboard|RuntimeEnv)Agent\b")
 """Ray's own, with which its node dies."""
 

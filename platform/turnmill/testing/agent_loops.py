@@ -70,8 +70,8 @@ class AgentLoopHarness:
 class TurnLoopHarness(AgentLoopHarness):
     """Harness of the loop over turns of environments."""
 
-    def __init__(self, run_dir: Path, script: Script, job: AgentTrainingJob) -> None:
-        super().__init__(TurnLoop, run_dir, script, job)
+    def __init__(self, run_dir: Path, script: Script, job: AgentTrainingJob, **more: object) -> None:
+        super().__init__(TurnLoop, run_dir, script, job, **more)
 
     async def play(self, step: int = 1, *, slot: int = 0, validate: bool = False) -> list[Any]:
         """Return the rows of a segment of a slot, or of an episode of a validation."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from turnmill.rollout import trajectory_worker
 from turnmill.rollout.prompts_in_flight import MAX_TRIES
 from turnmill.rollout.trajectory_worker import TrajectoryManager, TrajectoryWorker
 from turnmill.rollout.verl_classes import AgentLoopManagerTQ, AgentLoopWorkerTQ
-from turnmill.rollout.verlog.turn_loop_worker import TurnLoopManager, TurnLoopWorker
+from turnmill.rollout.verlog.slot import SlotState
+from turnmill.rollout.verlog.turn_loop_worker import EndedSegment, TurnLoopManager, TurnLoopWorker
 from turnmill.rollout.worker import EndedPrompt, LoopManager, LoopWorker, actor_class
 
 EXAMPLES = Path(__file__).parents[3] / "manifests" / "examples"
@@ -174,11 +176,15 @@ class Handle:
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
-        self.generate_sequences = self.set_limit = self
+        self.restored: list[SlotState] = []
+        self.generate_sequences = self.set_limit = self.restore = self
 
-    def remote(self, batch: TensorDict | int) -> None:
-        if isinstance(batch, TensorDict):
-            self.batches.append(list(batch["uid"]))
+    def remote(self, given: TensorDict | list[SlotState] | int) -> None:
+        if isinstance(given, TensorDict):
+            self.batches.append(list(given["uid"]))
+        elif isinstance(given, list):
+            assert not self.batches
+            self.restored += given
 
 
 class Queue:
@@ -195,11 +201,12 @@ class Queue:
         assert partition_id == "train"
         self.cleared += keys
 
-    def send(self, manager: LoopManager, *uids: str) -> None:
+    def send(self, manager: LoopManager, *uids: str, slots: Sequence[int] = (), step: int = 1) -> None:
         """Let a manager send prompts."""
-        self.tags["train"] |= {uid: {"is_prompt": True, "status": "running", "global_steps": 1} for uid in uids}
-        prompts = tensordict_utils.get_tensordict({"uid": np.array(uids, dtype=object), "slot": [0] * len(uids)})
-        tensordict_utils.assign_non_tensor_data(prompts, "global_steps", 1)
+        self.tags["train"] |= {uid: {"is_prompt": True, "status": "running", "global_steps": step} for uid in uids}
+        columns = {"uid": np.array(uids, dtype=object), "slot": list(slots) or [0] * len(uids)}
+        prompts = tensordict_utils.get_tensordict(columns)
+        tensordict_utils.assign_non_tensor_data(prompts, "global_steps", step)
         manager.generate_sequences(prompts)
 
 
@@ -208,7 +215,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     made = Queue()
     monkeypatch.setattr(trajectory_worker, "tq", made)
     monkeypatch.setattr(ray, "kill", lambda _: None)
-    monkeypatch.setattr(ray, "get", lambda calls: calls)
+    monkeypatch.setattr(ray, "get", lambda calls, **_: calls)
     return made
 
 
@@ -216,11 +223,11 @@ def manager_of(kind: type[LoopManager], run_dir: Path, monkeypatch: pytest.Monke
     """Return a manager of one worker, whose replacements are handles, too."""
     monkeypatch.setattr(AgentLoopManagerTQ, "__init__", lambda self, config: setattr(self, "config", config))
     monkeypatch.setattr(kind, "worker_class", TrajectoryWorker, raising=False)
-    job = load_job(EXAMPLES / "tool-arithmetic-cpu.yaml").model_dump_json(by_alias=True)
+    monkeypatch.setattr(TrajectoryManager, "_new_worker", lambda self, index: Handle())
+    example = "babyai-goto-cpu.yaml" if kind is TurnLoopManager else "tool-arithmetic-cpu.yaml"
+    job = load_job(EXAMPLES / example).model_dump_json(by_alias=True)
     made: Any = kind(OmegaConf.create({"turnmill": {"job": job, "run_dir": str(run_dir)}}))
     made.agent_loop_workers = [Handle()]
-    if kind is TrajectoryManager:
-        monkeypatch.setattr(made, "_new_worker", lambda index: Handle())
     return made
 
 
@@ -299,18 +306,74 @@ def test_workers_are_on_machines_with_the_accelerator_of_the_training(accelerato
     assert made._default_options == options
 
 
-def test_every_slot_goes_to_the_worker_that_has_its_environment(queue, tmp_path, monkeypatch):
+def state(slot: int, step: int) -> SlotState:
+    """Return the state of a slot after a step of five turns."""
+    return SlotState(slot, episode=0, turns_played=5 * step, responses=("go",) * 5 * step)
+
+
+def end(manager: Any, uid: str, slot: int, step: int) -> None:
+    """Let a worker report the end of a slot's turns."""
+    manager.forget([EndedSegment(uid, step, False, state(slot, step))])
+
+
+@pytest.fixture
+def slots(queue, tmp_path, monkeypatch) -> Any:
+    """A manager of two workers with slots."""
     manager = manager_of(TurnLoopManager, tmp_path, monkeypatch)
     manager.agent_loop_workers = [Handle(), Handle()]
-    uids = np.array(["a", "b", "c", "d"], dtype=object)
-
-    manager.generate_sequences(tensordict_utils.get_tensordict({"uid": uids, "slot": [4, 1, 0, 3]}))
-
-    assert [worker.batches for worker in manager.agent_loop_workers] == [[["a", "c"]], [["b", "d"]]]
+    return manager
 
 
-def test_a_dead_worker_with_slots_ends_the_run(queue, tmp_path, monkeypatch):
-    manager = manager_of(TurnLoopManager, tmp_path, monkeypatch)
+def test_every_slot_goes_to_the_worker_that_has_its_environment(queue, slots):
+    queue.send(slots, "a", "b", "c", "d", slots=[4, 1, 0, 3])
+
+    assert [worker.batches for worker in slots.agent_loop_workers] == [[["a", "c"]], [["b", "d"]]]
+
+
+def test_a_new_worker_gets_the_slots_of_the_dead_one_and_then_what_had_not_ended(queue, slots):
+    queue.send(slots, "a", "b", "c", slots=[0, 1, 2])
+    end(slots, "a", slot=0, step=1)
+    end(slots, "b", slot=1, step=1)
+    queue.send(slots, "d", "e", slots=[0, 1], step=2)
+
+    queue.tags["train"]["a"]["status"] = queue.tags["train"]["b"]["status"] = "finished"
+
+    worker = slots.replace_worker(0, DEATH).worker
+
+    # Slot 2 has played no turns of a whole step.
+    assert worker.restored == [state(0, 1)]
+    assert worker.batches == [["c"], ["d"]]
+
+
+def test_a_slot_whose_state_is_not_known_ends_the_attempt(queue, slots):
+    queue.send(slots, "a", "b", slots=[0, 1])
+    queue.tags["train"]["a"]["status"] = "finished"
 
     with pytest.raises(RunFailedError, match="An agent loop worker died"):
-        manager.replace_worker(0, DEATH)
+        slots.replace_worker(0, DEATH)
+    assert slots.replace_worker(1, DEATH).worker.batches == [["b"]]
+
+
+def test_a_checkpoint_has_the_states_after_its_step_wherever_the_slots_are(slots):
+    slots.restore([state(1, 3), state(0, 3)])
+    assert slots.snapshot(3) == [state(0, 3), state(1, 3)]
+
+    for slot, step in ((0, 4), (0, 5), (1, 4)):
+        end(slots, f"{slot} {step}", slot, step)
+
+    assert slots.snapshot(4) == [state(0, 4), state(1, 4)]
+    assert slots.replace_worker(0, DEATH).worker.restored == [state(0, 5)]
+    assert slots.snapshot(4) == [state(0, 4), state(1, 4)]
+
+
+def test_states_are_kept_as_far_as_rollout_may_be_ahead(slots):
+    for step in range(1, 9):
+        end(slots, str(step), slot=0, step=step)
+
+    assert slots.snapshot(6) == [state(0, 6)]
+    assert slots.snapshot(5) == []
+
+
+def test_a_slot_that_has_not_ended_a_step_is_in_no_checkpoint(slots):
+    assert slots.snapshot(0) == []
+    assert slots.replace_worker(0, DEATH).worker.restored == []

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from turnmill.core.trajectory import EpisodeFailure
+from turnmill.rollout.journal import create_journal
 from turnmill.rollout.trajectory_worker import TrajectoryManager, TrajectoryWorker
 from turnmill.rollout.verl_classes import AgentLoopOutput
 from turnmill.rollout.verl_types import BatchRow, RunConfig, SamplingParams
@@ -15,7 +16,7 @@ class EpisodeLoopWorker(TrajectoryWorker):
 
     def __init__(self, config: RunConfig, *args: object, **kwargs: object) -> None:
         super().__init__(config, *args, **kwargs)
-        self.episode_loop = EpisodeLoop(**self.loop_arguments(config))
+        self.episode_loop = EpisodeLoop(**self.loop_arguments(config), journal=create_journal(config))
 
     async def play(
         self, sampling_params: SamplingParams, *, validate: bool, **row: Unpack[BatchRow]
@@ -24,7 +25,8 @@ class EpisodeLoopWorker(TrajectoryWorker):
         return await self.episode_loop.run(sampling_params, validate=validate, **row)
 
     async def close(self) -> None:
-        """Do nothing: no resource outlives an episode."""
+        """Close the journal."""
+        await self.episode_loop.close()
 
 
 class EpisodeLoopManager(TrajectoryManager):

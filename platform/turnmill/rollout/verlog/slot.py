@@ -110,7 +110,9 @@ class Slot:
         """True if the environment says that its task is solved."""
 
         self._responses: list[str] = []
-        self._segment_starts: dict[int, SlotState] = {}
+        self.segment_ends: dict[int, SlotState] = {}
+        """State after all turns of a step, by the step, until it is reported."""
+
         self._in_episode = False
         self._done = False
         self._turn_in_progress = self._truncated = False
@@ -228,22 +230,12 @@ class Slot:
             return None
         return "max_turns" if self._truncated else "completed"
 
-    def begin_segment(self, step: int) -> None:
-        """Begin the turns of a step, and keep the state before them while a checkpoint may need it."""
-        self._segment_starts[step] = self._state()
-        for old in sorted(self._segment_starts)[: -(self.spec.training.max_staleness + 1)]:
-            del self._segment_starts[old]
-
-    def snapshot(self, after: int) -> SlotState:
-        """Return the state after all turns of a step and before those of later ones."""
-        later = [step for step in self._segment_starts if step > after]
-        return self._segment_starts[min(later)] if later else self._state()
-
-    def _state(self) -> SlotState:
+    def state(self) -> SlotState:
+        """Return the present state, from which another process can go on."""
         return SlotState(self.index, self.episode, self.turns_played, tuple(self._responses))
 
     async def restore(self, state: SlotState) -> None:
-        """Restore a snapshot, replaying the current episode up to its last response.
+        """Restore a state, replaying the current episode up to its last response.
 
         An episode that cannot be replayed is dropped, and the next one begins.
         """
@@ -259,6 +251,11 @@ class Slot:
         self._begin(restored.reset_result)
         for response, result in zip(state.responses, restored.results, strict=True):
             self._apply(response, result)
+
+    async def rewind(self, state: SlotState) -> None:
+        """Return to an earlier state, with another process."""
+        await self.drop_episode()
+        await self.restore(state)
 
     def _begin(self, opening: ResetResult) -> None:
         self._memory.begin(opening.observation)

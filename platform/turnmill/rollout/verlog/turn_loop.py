@@ -7,19 +7,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from turnmill.core.errors import EnvironmentFailedError, EpisodeError, RunFailedError
+from turnmill.core.errors import EnvironmentFailedError, EpisodeError, OtherReplayError, RunFailedError
 from turnmill.core.trajectory import Turn
 from turnmill.environments.rendering import write_gif
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnPosition, TurnRecord
+from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.generation import generate, policy_versions, sampling_seed
+from turnmill.rollout.journal import Journal, NoJournal
 from turnmill.rollout.timing import Timing
 from turnmill.rollout.token_integrity import token_checksum
 from turnmill.rollout.verl_classes import AgentLoopBase, TokenOutput
 from turnmill.rollout.verl_types import SamplingParams
+from turnmill.rollout.verlog.journaled import JournaledTurns, follows, is_result, with_prompt
 from turnmill.rollout.verlog.rows import TurnRow, bootstrap_row, episode_summary, turn_row
-from turnmill.rollout.verlog.slot import EpisodePlan, Slot
+from turnmill.rollout.verlog.slot import EpisodePlan, Slot, SlotState
 
 MAX_FAILURES_IN_A_ROW = 3
 
@@ -29,11 +32,14 @@ log = logging.getLogger(__name__)
 class TurnLoop(AgentLoopBase):
     """Plays turns in environment slots whose episodes continue from step to step."""
 
-    def __init__(self, *args: object, job: AgentTrainingJob, run_dir: Path, **kwargs: object) -> None:
+    def __init__(
+        self, *args: object, job: AgentTrainingJob, run_dir: Path, journal: Journal | None = None, **kwargs: object
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.job = job
         self.folder = RunFolder(run_dir)
         self.log = TrajectoryLog(self.folder, sample_share=job.spec.tracking.recorded_share)
+        self.journal: Journal = journal or NoJournal()
         self.slots: dict[int, Slot] = {}
 
     @property
@@ -56,8 +62,9 @@ class TurnLoop(AgentLoopBase):
         return self.slots[index]
 
     async def close(self) -> None:
-        """End every environment process."""
+        """End every environment process, and close the journal."""
         await asyncio.gather(*(slot.close() for slot in self.slots.values()), return_exceptions=True)
+        await self.journal.close()
 
     async def _play_segment(self, slot: Slot, sampling_params: SamplingParams, step: int) -> list[TurnRow]:
         """Return the rows of a fixed number of turns, and the bootstrap row.
@@ -65,39 +72,62 @@ class TurnLoop(AgentLoopBase):
         Turns of a failed episode are dropped and replaced by others.
         """
         async with slot.lock:
-            slot.begin_segment(step)
-            slot.timing = Timing()
-            rows: list[TurnRow] = []
-            failures: list[str] = []
-            failed_in_a_row = 0
-            while len(rows) < self.turns_per_segment:
-                try:
-                    turn = await self._play_turn(slot, sampling_params)
-                except EpisodeError as error:
-                    # The rows of this episode are dropped with it; those of earlier episodes stay.
-                    rows = rows[: max(0, len(rows) - slot.turn)]
-                    failures.append(error.cause)
-                    failed_in_a_row += 1
-                    self._record_failure(slot, step, error)
-                    _end_run_after_too_many(failed_in_a_row, error)
-                    await slot.drop_episode()
-                    continue
-                failed_in_a_row = 0 if turn.done else failed_in_a_row
-                rows.append(turn_row(turn, slot=slot))
-                self._record(slot, turn, step)
-                slot.finish_turn()
-            last_prompt_ids = await self._bootstrap_prompt(slot, step, failures)
-            return [
-                *rows,
-                bootstrap_row(
-                    last_prompt_ids,
-                    self.tokenizer.eos_token_id,
-                    failure_causes=failures,
-                    seconds=slot.timing.elapsed_seconds(),
-                ),
-            ]
+            records: list[TurnRecord] = []
+            try:
+                return await self._play_turns(slot, records, sampling_params, step)
+            finally:
+                # Not before: another process would log what it replays once more.
+                self.log.append(records)
 
-    async def _bootstrap_prompt(self, slot: Slot, step: int, failures: list[str]) -> list[int]:
+    async def _play_turns(
+        self, slot: Slot, records: list[TurnRecord], sampling_params: SamplingParams, step: int
+    ) -> list[TurnRow]:
+        start = slot.state()
+        slot.timing = Timing()
+        # Batches of a critic's warm-up have one step.
+        turns = JournaledTurns(EpisodeId(step, slot.index, start.turns_played, validate=False), self.journal)
+        await turns.open()
+        rows: list[TurnRow] = []
+        failures: list[str] = []
+        failed_in_a_row = 0
+        while len(rows) < self.turns_per_segment:
+            try:
+                turn = await self._next_turn(slot, turns, sampling_params)
+            except OtherReplayError as error:
+                rows.clear()
+                records.clear()
+                await self._start_over(slot, start, turns, error)
+                continue
+            except EpisodeError as error:
+                # The rows of this episode are dropped with it; those of earlier episodes stay.
+                rows = rows[: max(0, len(rows) - slot.turn)]
+                failures.append(error.cause)
+                failed_in_a_row += 1
+                records.append(self._failure_record(slot, step, error))
+                await turns.drop(error)
+                _end_run_after_too_many(failed_in_a_row, error)
+                await slot.drop_episode()
+                continue
+            failed_in_a_row = 0 if turn.done else failed_in_a_row
+            rows.append(turn_row(turn, slot=slot))
+            records.append(self._turn_record(slot, turn, step, slot.turn))
+            slot.finish_turn()
+        last_prompt_ids = await self._bootstrap_prompt(slot, records, step, failures)
+        await turns.finish()
+        slot.segment_ends[step] = slot.state()
+        return [
+            *rows,
+            bootstrap_row(
+                last_prompt_ids,
+                self.tokenizer.eos_token_id,
+                failure_causes=failures,
+                seconds=slot.timing.elapsed_seconds(),
+            ),
+        ]
+
+    async def _bootstrap_prompt(
+        self, slot: Slot, records: list[TurnRecord], step: int, failures: list[str]
+    ) -> list[int]:
         """Return the prompt after the last turn, for which the critic estimates the value of later rewards."""
         failed_in_a_row = 0
         while True:
@@ -108,9 +138,38 @@ class TurnLoop(AgentLoopBase):
             except EnvironmentFailedError as error:
                 failures.append(error.cause)
                 failed_in_a_row += 1
-                self._record_failure(slot, step, error)
+                records.append(self._failure_record(slot, step, error))
                 _end_run_after_too_many(failed_in_a_row, error)
                 await slot.drop_episode()
+
+    async def _next_turn(self, slot: Slot, turns: JournaledTurns, sampling_params: SamplingParams) -> Turn:
+        """Return the next turn: one that the journal has is replayed, any other is played and kept there.
+
+        Raises OtherReplayError if the environment answers otherwise than it did.
+        """
+        if (kept := turns.next_kept()) is not None:
+            return await self._replay_turn(slot, kept)
+        turn = await self._play_turn(slot, sampling_params)
+        await turns.append(turn)
+        return turn
+
+    async def _replay_turn(self, slot: Slot, kept: Turn) -> Turn:
+        with slot.timing.measure("tools"):
+            await slot.ensure_episode()
+            prompt_ids = await self._prompt_ids(slot)
+            if not follows(kept, prompt_ids):
+                raise OtherReplayError(f"{slot.episode_name}: turn {slot.turn} has another prompt.")
+            if not is_result(kept, await slot.act(kept.response_text)):
+                raise OtherReplayError(f"{slot.episode_name}: turn {slot.turn} has another result.")
+        self.folder.beat()
+        return with_prompt(kept, prompt_ids)
+
+    @staticmethod
+    async def _start_over(slot: Slot, start: SlotState, turns: JournaledTurns, error: OtherReplayError) -> None:
+        """Return to the state before the turns in the journal, which are played anew."""
+        log.warning("Turns of the journal are played anew", extra={"turns": turns.name, "what": str(error)})
+        await turns.drop()
+        await slot.rewind(start)
 
     async def _play_turn(self, slot: Slot, sampling_params: SamplingParams) -> Turn:
         asked_at, before = time.time(), slot.timing.elapsed_seconds()
@@ -175,17 +234,27 @@ class TurnLoop(AgentLoopBase):
     async def _validation_episode(self, slot: Slot, sampling_params: SamplingParams, step: int) -> TurnRow:
         failures: list[str] = []
         turns: list[Turn] = []
+        start = slot.state()
+        journaled = JournaledTurns(EpisodeId(step, slot.index, slot.plan.sample, validate=True), self.journal)
+        await journaled.open()
         while not (turns and turns[-1].done):
             try:
-                turns.append(await self._play_turn(slot, sampling_params))
+                turns.append(await self._next_turn(slot, journaled, sampling_params))
+            except OtherReplayError as error:
+                turns = []
+                await self._start_over(slot, start, journaled, error)
+                continue
             except EpisodeError as error:
                 failures.append(error.cause)
-                self._record_failure(slot, step, error, turns=turns, validation=True)
+                failed = [*self._turn_records(slot, turns, step), self._failure_record(slot, step, error)]
+                self.log.append(failed, validation=True)
+                await journaled.drop(error)
                 _end_run_after_too_many(len(failures), error)
                 await slot.drop_episode(repeat=True)
                 turns = []
                 continue
             slot.finish_turn(keep_episode=True)
+        await journaled.finish()
         self.log.append(self._turn_records(slot, turns, step), validation=True)
         if slot.index < self.job.spec.training.validation.render_episodes:
             await self._render(slot, step)
@@ -201,9 +270,6 @@ class TurnLoop(AgentLoopBase):
             # A picture that cannot be drawn must not fail the episode.
             log.warning("Episode not drawn", extra={"episode": slot.episode_name, "what": str(error)})
 
-    def _record(self, slot: Slot, turn: Turn, step: int) -> None:
-        self.log.append([self._turn_record(slot, turn, step, slot.turn)])
-
     def _turn_records(self, slot: Slot, turns: Sequence[Turn], step: int) -> list[TurnRecord]:
         return [self._turn_record(slot, turn, step, number) for number, turn in enumerate(turns)]
 
@@ -211,12 +277,8 @@ class TurnLoop(AgentLoopBase):
         record = TurnRecord.of(turn, self._position(slot, number, step))
         return replace(record, prompt=self.tokenizer.decode(turn.prompt_ids), stop_reason=slot.stop_reason(turn))
 
-    def _record_failure(
-        self, slot: Slot, step: int, error: EpisodeError, *, turns: Sequence[Turn] = (), validation: bool = False
-    ) -> None:
-        """Log the failure of an episode, after those of its turns that are not yet logged."""
-        end = TurnRecord.of_failure(error.cause, str(error), self._position(slot, slot.turn, step))
-        self.log.append([*self._turn_records(slot, turns, step), end], validation=validation)
+    def _failure_record(self, slot: Slot, step: int, error: EpisodeError) -> TurnRecord:
+        return TurnRecord.of_failure(error.cause, str(error), self._position(slot, slot.turn, step))
 
     def _position(self, slot: Slot, number: int, step: int) -> TurnPosition:
         environment_name = self.job.spec.environment.label if number == 0 else ""

@@ -1,22 +1,36 @@
 """Workers that keep environment slots from step to step, and their manager."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Unpack
 
 import ray
-from ray.exceptions import RayError
 from tensordict import TensorDict
 
-from turnmill.rollout.actor_deaths import LOSSES
+from turnmill.rollout.journal import create_journal
 from turnmill.rollout.row_tags import tag_rows
-from turnmill.rollout.verl_types import BatchRow, RunConfig, SamplingParams
+from turnmill.rollout.trajectory_worker import TrajectoryManager, wait_for
+from turnmill.rollout.verl_types import ActorHandle, BatchRow, RunConfig, SamplingParams
 from turnmill.rollout.verlog.slot import SlotState
 from turnmill.rollout.verlog.turn_loop import TurnLoop
-from turnmill.rollout.worker import LoopManager, LoopWorker, Replacement
+from turnmill.rollout.worker import EndedPrompt, LoopWorker, job_of
 
 # Validation episodes at once: more fill the engine's batches better, and each has a process of 7 MB.
 MAX_VALIDATION_EPISODES = 128
+
+
+BEFORE = -1
+"""Step of the state with which the manager begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedSegment(EndedPrompt):
+    """The end of a slot's turns of a step."""
+
+    state: SlotState
+    """The slot after them."""
 
 
 class TurnLoopWorker(LoopWorker):
@@ -25,7 +39,7 @@ class TurnLoopWorker(LoopWorker):
     def __init__(self, config: RunConfig, *args: object, **kwargs: object) -> None:
         super().__init__(config, *args, **kwargs)
         self.validation_limit = asyncio.Semaphore(max(self.job.spec.environment.count, MAX_VALIDATION_EPISODES))
-        self.turn_loop = TurnLoop(**self.loop_arguments(config))
+        self.turn_loop = TurnLoop(**self.loop_arguments(config), journal=create_journal(config))
 
     async def run_row(self, sampling_params: SamplingParams, *, validate: bool, **row: Unpack[BatchRow]) -> None:
         """Play a slot's turns of a step, or an episode of a validation, and put its rows into the queue."""
@@ -35,53 +49,85 @@ class TurnLoopWorker(LoopWorker):
             await tag_rows(rows, validate=validate, **row)
         await self._agent_loop_postprocess(rows, validate, **row)
 
-    async def snapshot(self, after: int) -> list[SlotState]:
-        """Return the state of every slot after a step."""
-        return [slot.snapshot(after) for slot in self.turn_loop.slots.values()]
+    def end_of_segment(self, ended: EndedPrompt, slot: int) -> EndedPrompt:
+        """Return the end of a slot's turns with the state of the slot."""
+        ends = {} if ended.validation else self.turn_loop.slot(slot).segment_ends
+        return EndedSegment(ended.uid, ended.step, False, ends.pop(ended.step)) if ended.step in ends else ended
 
-    async def restore(self, states: list[SlotState]) -> None:
-        """Restore slots from a snapshot."""
+    async def restore(self, states: Sequence[SlotState]) -> None:
+        """Restore slots."""
         async with asyncio.TaskGroup() as group:
             for state in states:
                 group.create_task(self.turn_loop.slot(state.index).restore(state))
 
     async def close(self) -> None:
-        """End every environment process."""
+        """End every environment process, and close the journal."""
         await self.turn_loop.close()
 
 
-class TurnLoopManager(LoopManager):
-    """Sends each slot to the worker that has its environment."""
+class TurnLoopManager(TrajectoryManager):
+    """Sends each slot to the worker that has its environment.
+
+    In place of a worker that dies, another one replays the episodes of its slots, and goes on with their turns.
+    """
 
     worker_class = TurnLoopWorker
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self._states: dict[int, dict[int, SlotState]] = {}
+        """Last states of each slot, by the step that had ended."""
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Start the agent loops of a batch and return; rows are put into the TransferQueue."""
         slots = [int(slot) for slot in prompts["slot"]]
         by_worker: dict[int, list[int]] = {}
         for position, slot in enumerate(slots):
-            by_worker.setdefault(slot % len(self.agent_loop_workers), []).append(position)
-        try:
-            ray.get(
-                [
-                    self.agent_loop_workers[worker].generate_sequences.remote(prompts[positions])
-                    for worker, positions in by_worker.items()
-                ]
-            )
-        except LOSSES as error:
-            raise self.death_of_worker(error) from error
+            by_worker.setdefault(self._worker_of(slot), []).append(position)
+        calls = []
+        for worker, positions in by_worker.items():
+            chunk = prompts[positions]
+            self._in_flight.add(worker, chunk)
+            calls.append(self.agent_loop_workers[worker].generate_sequences.remote(chunk))
+        wait_for(calls)
 
-    def replace_worker(self, index: int, error: RayError) -> Replacement:
-        """Raise RunFailedError: the environments of its slots have died with it."""
-        raise self.death_of_worker(error) from error
+    def forget(self, ended: Sequence[EndedPrompt]) -> None:
+        """Forget prompts whose end a worker has reported, and remember the state of their slots."""
+        super().forget(ended)
+        for segment in ended:
+            if isinstance(segment, EndedSegment):
+                states = self._states.setdefault(segment.state.index, {})
+                states[segment.step] = segment.state
+                # The next checkpoint is of a step that rollout is at most so far ahead of.
+                for old in sorted(states)[: -(job_of(self.config).spec.training.max_staleness + 2)]:
+                    del states[old]
+
+    def can_go_on_after(self, ended: Sequence[EndedPrompt]) -> bool:
+        """Return False if the state of a slot is not known."""
+        return all(prompt.validation for prompt in ended)
 
     def snapshot(self, after: int) -> list[SlotState]:
         """Return the state of every slot after a step, in the order of their indices."""
-        parts = ray.get([worker.snapshot.remote(after) for worker in self.agent_loop_workers], timeout=60)
-        return sorted((state for part in parts for state in part), key=lambda state: state.index)
+        return [
+            states[max(step for step in states if step <= after)]
+            for _, states in sorted(self._states.items())
+            if min(states) <= after
+        ]
 
-    def restore(self, states: list[SlotState]) -> None:
+    def restore(self, states: Sequence[SlotState]) -> None:
         """Restore all slots from a snapshot, each in its worker."""
-        workers = self.agent_loop_workers
-        parts = [[state for state in states if state.index % len(workers) == i] for i in range(len(workers))]
-        ray.get([worker.restore.remote(part) for worker, part in zip(workers, parts, strict=True)], timeout=600)
+        self._states = {state.index: {BEFORE: state} for state in states}
+        workers = enumerate(self.agent_loop_workers)
+        ray.get([worker.restore.remote(self._last_states(index)) for index, worker in workers], timeout=600)
+
+    def _new_worker(self, index: int) -> ActorHandle:
+        worker = super()._new_worker(index)
+        wait_for([worker.restore.remote(self._last_states(index))])
+        return worker
+
+    def _worker_of(self, slot: int) -> int:
+        return slot % len(self.agent_loop_workers)
+
+    def _last_states(self, index: int) -> list[SlotState]:
+        """Return the last states of a worker's slots."""
+        return [states[max(states)] for slot, states in self._states.items() if self._worker_of(slot) == index]

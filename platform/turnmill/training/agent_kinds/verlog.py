@@ -24,7 +24,6 @@ class VerlogKind(AgentKind[VerlogAgent]):
     """Steps of a fixed number of turns with `turn_ppo`; whole episodes with every other algorithm."""
 
     warm_start_recipe = "turnmill.training.warm_start.recipes:EnvironmentRecipe"
-    uses_store = False
 
     def manager_path(self, job: AgentTrainingJob) -> str:
         """Return the manager class for turns or for whole episodes."""
