@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from turnmill.core.errors import SettingsError
+from turnmill.core.errors import SettingsError, first_line
 from turnmill.jobs import AgentTrainingJob, JobError, parse_job
 from turnmill.jobs.status import JobProgress, JobStatus
 from turnmill.jobs.team import TeamSettings, parse_team
@@ -277,7 +277,7 @@ def _status(raw: RawObject | None) -> JobStatus:
         return JobStatus.model_validate_json(json.dumps(raw or {}))
     except ValidationError as error:
         # Another version of the operator wrote it. Only the counters matter; the rest is observed again.
-        log.warning("Status cannot be read", extra={"problem": str(error).splitlines()[0]})
+        log.warning("Status cannot be read", extra={"problem": first_line(error)})
         known = {name: (raw or {}).get(name, 0) for name in ("attempt", "failedAttempts")}
         return JobStatus(attempt=_number(known["attempt"]), failed_attempts=_number(known["failedAttempts"]))
 

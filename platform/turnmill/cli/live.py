@@ -24,7 +24,7 @@ def read_live(run_dir: Path) -> list[JournaledTrajectory]:
     """Read the run's trajectories in flight. Raises StoreUnavailableError if the store does not answer."""
     address = JournalAddress.read(run_dir)
     if address is None:
-        raise SettingsError(f"{run_dir} keeps no journal: only agents of type `tool` do. Leave --live out.")
+        raise SettingsError(f"{run_dir} keeps no journal: its agent uses no trajectory store. Leave --live out.")
     return asyncio.run(_read(address))
 
 

@@ -219,3 +219,9 @@ OUTAGE_CAUSES = frozenset(
     )
 )
 """Causes of failed episodes that pass by themselves: something is away or too slow, or the store lost a second."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its type if it has none."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -12,7 +12,7 @@ import openai
 import yaml
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
-from turnmill.core.errors import RunFailedError, SettingsError
+from turnmill.core.errors import RunFailedError, SettingsError, first_line
 from turnmill.evaluation.attempts import play_all
 from turnmill.evaluation.clients import ChatClient, TokenClient
 from turnmill.evaluation.endpoint import Endpoint, find_model
@@ -135,7 +135,7 @@ def _load_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerFast, str | None]:
     except Exception as error:
         # transformers raises errors of many classes.
         raise SettingsError(
-            f"{folder} has no tokenizer that can be loaded ({str(error).splitlines()[0]}). Give a folder as "
+            f"{folder} has no tokenizer that can be loaded ({first_line(error)}). Give a folder as "
             "save_pretrained of transformers leaves it."
         ) from error
     try:

@@ -4,7 +4,7 @@ from typing import Unpack
 
 import transfer_queue as tq
 
-from turnmill.core.errors import RunFailedError, TurnmillError
+from turnmill.core.errors import RunFailedError, TurnmillError, first_line
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.rollout.actor_deaths import is_death
 from turnmill.rollout.queue_payload import encode
@@ -31,7 +31,7 @@ def as_run_failure(error: BaseException) -> RunFailedError:
     if isinstance(error, RunFailedError):
         return error
     if is_death(error):
-        reason = str(getattr(error, "cause", error)).strip().splitlines()[0]
+        reason = first_line(getattr(error, "cause", error))
         return RunFailedError(
             f"An inference engine, or verl's load balancer before the engines, has died: {reason} "
             "`--resume` continues from the last checkpoint.",

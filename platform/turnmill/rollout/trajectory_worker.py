@@ -14,6 +14,7 @@ import transfer_queue as tq
 from ray.exceptions import RayError
 from tensordict import TensorDict
 
+from turnmill.core.errors import first_line
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.rollout.actor_deaths import LOSSES
 from turnmill.rollout.failure import put_failure
@@ -104,7 +105,7 @@ class TrajectoryManager(LoopManager):
         again = self._in_flight.send_again(index)
         log.warning(
             "Agent loop worker replaced",
-            extra={"worker": index, "prompts": sum(map(len, again)), "error": str(error).strip().splitlines()[0]},
+            extra={"worker": index, "prompts": sum(map(len, again)), "error": first_line(error)},
         )
         for batch in again:
             wait_for([worker.generate_sequences.remote(batch)])
@@ -145,7 +146,7 @@ def wait_for(calls: Sequence[Awaitable[object]]) -> None:
         try:
             ray.get(call)
         except LOSSES as error:
-            log.warning("Agent loop worker does not answer", extra={"error": str(error).strip().splitlines()[0]})
+            log.warning("Agent loop worker does not answer", extra={"error": first_line(error)})
 
 
 def split_limit(limit: int | None, num_workers: int) -> list[int] | None:

@@ -12,7 +12,7 @@ import ray
 import torch
 from ray.exceptions import RayError
 
-from turnmill.core.errors import RunFailedError
+from turnmill.core.errors import RunFailedError, first_line
 from turnmill.core.garbage import collect_rarely
 from turnmill.core.tasks import is_cancelled
 from turnmill.jobs import AgentTrainingJob, job_from_json
@@ -159,7 +159,7 @@ class LoopManager(AgentLoopManagerTQ):
         """Return the failure of a run that cannot go on without the worker; the run folder has it then."""
         folder = RunFolder(self.config.turnmill.run_dir)
         failure = RunFailedError(
-            f"An agent loop worker died: {str(error).strip().splitlines()[0]} See {folder.logs}; "
+            f"An agent loop worker died: {first_line(error)} See {folder.logs}; "
             "`--resume` carries on from the last checkpoint.",
             "agent_loop_died",
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from turnmill.core.errors import RunFailedError, SettingsError
+from turnmill.core.errors import RunFailedError, SettingsError, first_line
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.hub import fetch_command, is_hub_name, local_folder
 from turnmill.observability.atomic_files import FULL, PATIENCE
@@ -132,9 +132,8 @@ def download(name: str, place: str, report: Report, cache_dir: Path | None = Non
         folder = Path(str(snapshot_download(name, cache_dir=cache_dir, allow_patterns=list(_MODEL_FILES))))
     except Exception as error:
         # Of the network, of the hub, of the disk.
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SettingsError(
-            f"{place}: {name!r} is no folder, and could not be downloaded ({reason}). Give the folder of a "
+            f"{place}: {name!r} is no folder, and could not be downloaded ({first_line(error)}). Give the folder of a "
             f"model, or fetch it with `{fetch_command(name)}` where the network is."
         ) from error
     _require_files(folder, f"{place}: {name!r}", "Name a language model with its tokenizer.")

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from turnmill.core.errors import RunFailedError, TurnmillError
+from turnmill.core.errors import RunFailedError, TurnmillError, first_line
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.progress import Progress, read_progress
 from turnmill.observability.run_folder import RunFolder, Silence
@@ -89,7 +89,7 @@ def _result(future: Any, folder: RunFolder) -> Any:
     except ray.exceptions.RayError as error:
         log.error("Trainer's process died", exc_info=error)
         raise RunFailedError(
-            f"The trainer's process died: {str(error).strip().splitlines()[0]} See {folder.logs}; "
+            f"The trainer's process died: {first_line(error)} See {folder.logs}; "
             "`--resume` carries on from the last checkpoint.",
             "trainer_died",
         ) from error

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnmill.core.errors import SettingsError
+from turnmill.core.errors import SettingsError, first_line
 
 BF16, FLOAT32 = 2, 4
 # Booleans, and the same in bfloat16 while a layer computes.
@@ -45,7 +45,7 @@ class Model:
         except (OSError, ValueError, AttributeError) as error:
             raise SettingsError(
                 f"spec.model.path: {str(folder)!r} has no config.json of a language model "
-                f"({str(error).splitlines()[0]}). Run this command where the model is mounted."
+                f"({first_line(error)}). Run this command where the model is mounted."
             ) from error
         # Both take seconds with a large model, and every setting that is tried asks again.
         self._counts: dict[tuple[int, bool], int] = {}

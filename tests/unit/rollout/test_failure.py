@@ -19,6 +19,7 @@ CORE_DIED = RayTaskError("generate", "", EngineDeadError()).as_instanceof_cause(
         (RayTaskError("generate", "", KeyError("x")).as_instanceof_cause(), "rollout", "KeyError"),
         (CORE_DIED, "engines_died", "EngineCore encountered an issue"),
         (ActorDiedError(), "engines_died", "The actor died unexpectedly"),
+        (OutOfMemoryError(""), "engines_died", "OutOfMemoryError"),
         (OutOfMemoryError("killed to save the machine's memory"), "engines_died", "the machine's memory"),
     ],
 )

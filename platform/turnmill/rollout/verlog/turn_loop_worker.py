@@ -20,7 +20,6 @@ from turnmill.rollout.worker import EndedPrompt, LoopWorker, job_of
 # Validation episodes at once: more fill the engine's batches better, and each has a process of 7 MB.
 MAX_VALIDATION_EPISODES = 128
 
-
 BEFORE = -1
 """Step of the state with which the manager begins."""
 
@@ -75,6 +74,8 @@ class TurnLoopManager(TrajectoryManager):
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
+        # The next checkpoint is of a step that rollout is at most so far ahead of.
+        self._num_states = job_of(self.config).spec.training.max_staleness + 2
         self._states: dict[int, dict[int, SlotState]] = {}
         """Last states of each slot, by the step that had ended."""
 
@@ -98,8 +99,7 @@ class TurnLoopManager(TrajectoryManager):
             if isinstance(segment, EndedSegment):
                 states = self._states.setdefault(segment.state.index, {})
                 states[segment.step] = segment.state
-                # The next checkpoint is of a step that rollout is at most so far ahead of.
-                for old in sorted(states)[: -(job_of(self.config).spec.training.max_staleness + 2)]:
+                for old in sorted(states)[: -self._num_states]:
                     del states[old]
 
     def can_go_on_after(self, ended: Sequence[EndedPrompt]) -> bool:

@@ -5,7 +5,7 @@ import re
 import shlex
 from pathlib import Path
 
-from turnmill.core.errors import SettingsError
+from turnmill.core.errors import SettingsError, first_line
 from turnmill.jobs.hub import may_download
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -27,7 +27,7 @@ def require_hub(name: str) -> None:
         # Of the network, of the hub, of a token that is missing or wrong.
         hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
         raise SettingsError(
-            f"--push {name}: {hub} does not accept this user ({_first_line(error)}). Log in with `hf auth login` where "
+            f"--push {name}: {hub} does not accept this user ({first_line(error)}). Log in with `hf auth login` where "
             "the hub can be reached, or omit --push."
         ) from error
 
@@ -42,12 +42,7 @@ def publish(folder: Path, name: str) -> str:
         hub.upload_folder(repo_id=name, folder_path=folder)
     except Exception as error:
         raise SettingsError(
-            f"--push {name}: {folder} is complete, but its upload has failed ({_first_line(error)}). Try it again with "
+            f"--push {name}: {folder} is complete, but its upload has failed ({first_line(error)}). Try it again with "
             f"`{shlex.join(['hf', 'upload', name, str(folder)])}`."
         ) from error
     return f"{hub.endpoint}/{name}"
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
