@@ -52,7 +52,8 @@ cadence, seed and round. A round begins with an undisturbed run of the same step
 - **plain verl and verifiers** are set up as above, with a loop that starts them again {CADENCE_RETRIES} times. They
   have no store: `{AROUND}` and `{ALL}` lack its faults, so that the same seed draws others than for turnmill. What a
   signal has stopped stays so, as nothing of theirs looks for it; a tool server that has ended is started again by the
-  benchmark. The two ran at the same time, each with its own undisturbed run.
+  benchmark. The two ran at the same time, each with its own undisturbed run; turnmill's runs of the same command are
+  its round 1, on a machine that did nothing else.
 
 | column | what |
 | --- | --- |

@@ -129,11 +129,11 @@ def test_a_killed_run_resumes_and_trains_no_step_twice(run):
 
 
 def test_a_retried_run_resumes_its_turns_and_a_dead_agent_loop_worker_is_replaced_without_a_retry(run, job, tmp_path):
-    long_steps = ("--set", "training.turnsPerStep=64")
+    long_steps = ("--set", "training.turnsPerStep=128")
     attempt = run.start(*long_steps, "--set", "retries=1")
 
     def in_mid_step(step: int) -> bool:
-        return 16 <= asyncio.run(turns_in_store(run, step)) < 48
+        return 16 <= asyncio.run(turns_in_store(run, step)) < 64
 
     attempt.wait_for(lambda: in_mid_step(2))
     attempt.kill_processes("TurnTaskRunner")
