@@ -38,7 +38,8 @@ cadence, seed and round. A round begins with an undisturbed run of the same step
   the single faults are, and not for the time. Up to four such runs went on at once on the two cores.
 - **Groups.** `{ALL}` has all faults below but those of Ray and of the queue, *{"* and *".join(ONCE)}*, each of which
   is a group by its name: the store's undoes what it has confirmed, and then the benchmark starts the store again
-  instead of its watch; a transfer needs a moment of its own. `{AROUND}` leaves out those of the trainer and the engine,
+  instead of its watch; a transfer needs a moment of its own. An agent in environments has no tool server to hurt, and
+  other systems have no environments of their own. `{AROUND}` leaves out those of the trainer and the engine,
   `{CENTRE}` has these alone. A step of this task takes two to four seconds and a start half a minute, which is
   ten or more steps; where a step takes minutes, the same start is a part of one. `{ALL}` says what a start costs,
   `{AROUND}` what all else does.
