@@ -19,9 +19,6 @@ TITLES = {
     "verl": "plain verl",
     "verifiers": "verifiers",
 }
-SINGLE_FAULTS = {"turnmill-environment"}
-"""Systems that no faults come to at a cadence."""
-
 AHEAD = {"turnmill-async": "turnmill, rollout ahead of learning"}
 """Titles of what runs with faults at a cadence alone."""
 
@@ -161,8 +158,7 @@ def page(results: Sequence[Result], cadences: Sequence[CadenceResult] = ()) -> s
     parts = [INTRODUCTION]
     for system, own in _by_system(results).items():
         parts += [_section(system, own) if own else f"## {TITLES[system]}\n\nNot run on this code.\n", "\n"]
-    repeated = {system: title for system, title in (TITLES | AHEAD).items() if system not in SINGLE_FAULTS}
-    parts += [cadence_page.section(cadences, repeated), "\n", _faults(), "\n", LIMITS.format(not_run=NOT_RUN)]
+    parts += [cadence_page.section(cadences, TITLES | AHEAD), "\n", _faults(), "\n", LIMITS.format(not_run=NOT_RUN)]
     return "".join(parts).rstrip() + "\n"
 
 
