@@ -119,8 +119,8 @@ LIMITS = """\
   turnmill's are those that its trainer wrote.
 - What runs at a cadence found has been mended since; a row of before stands until its cadence and seed are run again:
   a disk that was full at the very end (an agent in environments, *all* every 3 s, seeds 0 and 1: *gave up*; its *all*
-  had the faults of an environment, of the disk and of the clock alone then). *centre* every 12 s with seed 2 counts as hung, as a start took longer than the time between two
-  faults, for 300 s, beside other runs.
+  had the faults of an environment, of the disk and of the clock alone then). *centre* every 12 s with seed 2 counts
+  as hung, as a start took longer than the time between two faults, for 300 s, beside other runs.
 - A single fault comes after the first call of a tool: what one in a start costs is met at a cadence alone.
 - One seed per fault is a sample. Rows with more seeds have a line each.
 
