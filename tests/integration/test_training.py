@@ -1,6 +1,5 @@
 """Whole runs with the real verl, Ray and vLLM, as a user starts them."""
 
-import asyncio
 import json
 import signal
 import tempfile
@@ -12,12 +11,10 @@ from typing import Any
 import pytest
 
 from support.training_runs import DIAGNOSTICS, TrainingRun
-from turnmill.core.errors import StoreUnavailableError
+from turnmill.cli.live import read_live
+from turnmill.core.errors import SettingsError, StoreUnavailableError
 from turnmill.observability.advantage_log import AdvantageLog
 from turnmill.runs import processes
-from turnmill.trajectories.address import JournalAddress
-from turnmill.trajectories.client import deadline_in
-from turnmill.trajectories.journal import TrajectoryJournal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -71,19 +68,13 @@ def turns_of(run: TrainingRun, step: int) -> list[tuple[object, ...]]:
     return sorted((turn["environment"], turn["episode"], turn["turn"], tuple(turn["response_ids"])) for turn in turns)
 
 
-async def turns_in_store(run: TrainingRun, step: int) -> int:
-    """Return the number of turns of a step that are in the run's store."""
-    if (address := JournalAddress.read(run.folder)) is None:
-        return 0
-    journal, deadline = TrajectoryJournal.from_url(address.url, address.run), deadline_in(30)
+def turns_in_flight(run: TrainingRun, step: int) -> int:
+    """Return the number of turns that have been played of a step's environments which have others left."""
     try:
-        names = [name for name in await journal.names(deadline=deadline) if name.startswith(f"t{step}-")]
-        found = [await journal.read(name, deadline=deadline) for name in names]
-    except StoreUnavailableError:
+        found = read_live(run.folder)
+    except (SettingsError, StoreUnavailableError):
         return 0
-    finally:
-        await journal.close()
-    return sum(len(trajectory.turns) for trajectory in found if trajectory is not None)
+    return sum(len(trajectory.turns) for trajectory in found if trajectory.name.startswith(f"t{step}-"))
 
 
 @pytest.mark.nightly
@@ -133,7 +124,7 @@ def test_a_retried_run_resumes_its_turns_and_a_dead_agent_loop_worker_is_replace
     attempt = run.start(*long_steps, "--set", "retries=1")
 
     def in_mid_step(step: int) -> bool:
-        return 16 <= asyncio.run(turns_in_store(run, step)) < 64
+        return 16 <= turns_in_flight(run, step) < 64
 
     attempt.wait_for(lambda: in_mid_step(2))
     attempt.kill_processes("TurnTaskRunner")

@@ -78,7 +78,7 @@ def test_groups_of_repeated_faults(chaos):
         ("turnmill", {"kill store", "store slow", "calls fail"}, {"kill environment"}),
         (
             "turnmill-environment",
-            {"kill environment", "kill trainer", "store slow"},
+            {"kill environment", "stop environment", "kill trainer", "kill store", "store slow"},
             {"kill tool server", "calls fail"},
         ),
     ],
@@ -230,7 +230,8 @@ def test_a_run_with_repeated_faults_is_on_the_page_with_what_each_has_cost(chaos
     text = chaos.page.page([], chaos.result.latest_cadences())
 
     assert "| around | 30 | 0 | 0 | ended | 4 | 2 | 5 | 0.16 | 0 | 0 | 0 | 67% | 67% | 70% (90%) | 40 |" in text
-    assert "every 30 s, 2 in all, in one run: ETTR 67% (67% by delays), ended 1, hung 0, effects repeated 0" in text
+    assert "`around` every 30 s, 2 in all, in one run: ETTR 67% (67% by delays), ended 1, hung 0, effects" in text
+    assert "ended 1, hung 0, effects repeated 0, rewards faked 0" in text
     assert "| stop store | 20.0 (1) |" in text
     assert "| store cut | 0.0 (1) |" in text
     assert "how often each fault came" not in text
