@@ -37,7 +37,7 @@ spec:
       minTurns: {TURNS}, maxTurns: {TURNS}, toolCallTimeout: {CALL_SECONDS:g}, maxPromptLength: 32,
       maxResponseLength: 112, maxActionLength: 8, maxObsLength: 8{{tools}}}}}}
   environment: {{{{name: "chaos.task:Chances"}}}}
-  algorithm: {{{{type: grpo, minibatchTasks: {TASKS_PER_STEP}, actorLearningRate: 1.0e-30, weightDecay: 0}}}}
+  algorithm: {{{{type: grpo, minibatchTasks: {TASKS_PER_STEP}, actorLearningRate: 1.0e-30, weightDecay: 0{{algorithm}}}}}}
   training:
     {{{{steps: {{steps}}, tasksPerStep: {TASKS_PER_STEP}, checkpointEvery: 1, stallTimeoutSeconds: {STALL_SECONDS},
       seed: {{seed}}, validation: {{{{episodes: 0}}}}{{training}}}}}}
@@ -47,7 +47,7 @@ spec:
 
 
 class Turnmill:
-    """turnmill, with further fields of the job's `training` and `resources` as text."""
+    """turnmill, with further fields of the job's `algorithm`, `training` and `resources` as text."""
 
     parts: Mapping[str, str] = {
         "trainer": r"ray::TurnTaskRunner",
@@ -68,9 +68,9 @@ class Turnmill:
     model_server: Sequence[str] = ()
     starts_tool_server = True
 
-    def __init__(self, name: str = "turnmill", *, training: str = "", resources: str = "") -> None:
+    def __init__(self, name: str = "turnmill", *, algorithm: str = "", training: str = "", resources: str = "") -> None:
         self.name = name
-        self._fields = {"training": training, "resources": resources}
+        self._fields = {"algorithm": algorithm, "training": training, "resources": resources}
 
     def version(self) -> str:
         """Return its version."""

@@ -31,8 +31,9 @@ log = logging.getLogger(__name__)
 class Engines:
     """Inference engines of a run: detects dead ones, starts others in their place, and transfers weights to all.
 
-    The trainer's own thread checks them, between steps and while it waits for rollout. A new engine starts with the
-    run's initial policy, so it gets requests only after the next transfer of weights.
+    The trainer's own thread checks them, between steps and while it waits for rollout; it does not wait for an engine
+    while there are rows to train on. A new engine starts with the run's initial policy, so it gets requests only after
+    the next transfer of weights.
     """
 
     def __init__(self, servers: ServerManager, weights: WeightManager, *, demand: Demand, wait_seconds: float) -> None:
@@ -77,15 +78,14 @@ class Engines:
             self._transfer(update_weights)
 
     def update_weights(self, update: Callable[[], object]) -> None:
-        """Transfer weights to all engines and let new ones serve; wait for one if there is none.
+        """Transfer weights to all engines and let new ones serve.
 
-        If an engine dies during the transfer, it is repeated with the others.
+        If an engine dies during the transfer, it is repeated with the others. Without any engine, training goes on with
+        the rows that have arrived; the next call, or one of `replace_dead_while_waiting`, transfers weights to a new one.
         """
         self.replace_dead()
-        while not len(self) and not self._any_ready():
-            time.sleep(1.0)
-            self.replace_dead()
-        self._transfer(update)
+        if len(self) or self._any_ready():
+            self._transfer(update)
 
     def _transfer(self, update: Callable[[], object]) -> None:
         ready = [start for start in self._starts if start.is_ready]

@@ -235,13 +235,44 @@ def test_engines_are_replaced_while_the_trainers_processes_end_a_failed_sync(har
     assert harness.synced_ranks == [[2, 3]]
 
 
+def test_training_goes_on_without_any_engine_and_the_next_one_gets_the_weights_of_then(harness):
+    harness.dead |= {"server-0", "server-1"}
+    harness.sync_weights()
+    harness.sync_weights()
+    assert harness.synced_ranks == []
+
+    EngineStart.started[1].answers = [True]
+    harness.sync_weights()
+
+    assert harness.synced_ranks == [[3]]
+    assert harness.served == ["10.0.0.3"]
+
+
+def test_the_first_of_new_engines_gets_weights_while_the_trainer_waits_for_rows(harness, monkeypatch):
+    clock, sent = [0.0], []
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    harness.dead |= {"server-0", "server-1"}
+    harness.sync_weights()
+
+    harness.engines.replace_dead_while_waiting(lambda: sent.append(len(harness.engines)))
+    EngineStart.started[0].answers = [True]
+    clock[0] += module.CHECK_SECONDS
+    harness.engines.replace_dead_while_waiting(lambda: sent.append(len(harness.engines)))
+
+    assert sent == [1]
+    assert harness.served == ["10.0.0.2"]
+
+
 def test_a_run_without_any_engine_ends_after_a_while(harness, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(module.time, "sleep", lambda seconds: clock.append(clock.pop() + seconds))
 
+    harness.dead |= {"server-0", "server-1"}
     with pytest.raises(RunFailedError, match="none was replaced within 60 s"):
-        harness.sync_weights("server-0", "server-1")
+        while clock[0] < 100:
+            harness.sync_weights()
+            clock[0] += 1
+    assert clock[0] > 60
 
 
 def test_a_weight_sync_that_fails_while_every_engine_lives_ends_the_run(harness):
