@@ -37,7 +37,8 @@ spec:
       minTurns: {TURNS}, maxTurns: {TURNS}, toolCallTimeout: {CALL_SECONDS:g}, maxPromptLength: 32,
       maxResponseLength: 112, maxActionLength: 8, maxObsLength: 8{{tools}}}}}}
   environment: {{{{name: "chaos.task:Chances"}}}}
-  algorithm: {{{{type: grpo, minibatchTasks: {TASKS_PER_STEP}, actorLearningRate: 1.0e-30, weightDecay: 0{{algorithm}}}}}}
+  algorithm:
+    {{{{type: grpo, minibatchTasks: {TASKS_PER_STEP}, actorLearningRate: 1.0e-30, weightDecay: 0{{algorithm}}}}}}
   training:
     {{{{steps: {{steps}}, tasksPerStep: {TASKS_PER_STEP}, checkpointEvery: 1, stallTimeoutSeconds: {STALL_SECONDS},
       seed: {{seed}}, validation: {{{{episodes: 0}}}}{{training}}}}}}

@@ -81,7 +81,7 @@ class Engines:
         """Transfer weights to all engines and let new ones serve.
 
         If an engine dies during the transfer, it is repeated with the others. Without any engine, training goes on with
-        the rows that have arrived; the next call, or one of `replace_dead_while_waiting`, transfers weights to a new one.
+        the rows that have arrived; the next call, or one of `replace_dead_while_waiting`, sends weights to a new one.
         """
         self.replace_dead()
         if len(self) or self._any_ready():
