@@ -5,8 +5,8 @@ from chaos.turnmill_system import Turnmill
 STEPS_AHEAD = 8
 """`training.maxStaleness`."""
 
-PASSES = 8
-"""`algorithm.epochs`: with one, learning takes less of the two cores than rollout, and steps wait for rollout."""
+PASSES = 24
+"""`algorithm.epochs`: by it a step takes 3 s, as without rollout ahead, and does not wait for rollout."""
 
 SYSTEM = Turnmill(
     "turnmill-async",
