@@ -2,11 +2,11 @@
 
 from chaos.turnmill_system import Turnmill
 
-STEPS_AHEAD = 8
-"""`training.maxStaleness`."""
+STEPS_AHEAD = 16
+"""`training.maxStaleness`: less time than one step of most trainings, and more than the longest fault lasts."""
 
 PASSES = 24
-"""`algorithm.epochs`: by it a step takes 3 s, as without rollout ahead, and does not wait for rollout."""
+"""`algorithm.epochs`: by it a step takes 2.3 s and waits for learning, not for rollout."""
 
 SYSTEM = Turnmill(
     "turnmill-async",
