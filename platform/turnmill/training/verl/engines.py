@@ -37,7 +37,7 @@ class Engines:
     """
 
     def __init__(self, servers: ServerManager, weights: WeightManager, *, demand: Demand, wait_seconds: float) -> None:
-        """`demand` is the resources of one engine; a run without any engine waits `wait_seconds` for one."""
+        """`demand` is the resources of one engine; without any, rows are waited for `wait_seconds` at most."""
         self._server_manager = servers
         self._weight_manager = weights
         self._demand = demand
@@ -49,33 +49,13 @@ class Engines:
         """New engines that take part in transfers, and serve after the first one that succeeds."""
 
         self._last_check = self._failed_at = float("-inf")
-        self._all_lost_at = float("inf")
+        self._waiting_since: float | None = None
+        """Since when rows are waited for without any engine."""
+
         self._move_load_balancer_to_this_node()
 
     def __len__(self) -> int:
         return len(self._weight_manager.replicas)
-
-    def replace_dead(self) -> None:
-        """Start engines in place of dead ones. Raises RunFailedError if none has been alive for `wait_seconds`."""
-        self._drop_dead()
-        self._start_missing()
-        if len(self):
-            self._all_lost_at = float("inf")
-        elif not self._any_ready() and time.monotonic() - self._all_lost_at > self._wait_seconds:
-            raise RunFailedError(
-                f"Every inference engine has died, and none was replaced within {self._wait_seconds:g} s: their "
-                "processes or machines are gone. `--resume` continues from the last checkpoint.",
-                "engines_died",
-            )
-
-    def replace_dead_while_waiting(self, update_weights: Callable[[], object]) -> None:
-        """Call `replace_dead` every few seconds; transfer weights only if no engine can serve otherwise."""
-        if time.monotonic() - self._last_check < CHECK_SECONDS:
-            return
-        self._last_check = time.monotonic()
-        self.replace_dead()
-        if not len(self) and self._any_ready():
-            self._transfer(update_weights)
 
     def update_weights(self, update: Callable[[], object]) -> None:
         """Transfer weights to all engines and let new ones serve.
@@ -83,9 +63,37 @@ class Engines:
         If an engine dies during the transfer, it is repeated with the others. Without any engine, training goes on with
         the rows that have arrived; the next call, or one of `replace_dead_while_waiting`, sends weights to a new one.
         """
-        self.replace_dead()
+        self._waiting_since = None
+        self._replace_dead()
         if len(self) or self._any_ready():
             self._transfer(update)
+
+    def replace_dead_while_waiting(self, update_weights: Callable[[], object]) -> None:
+        """Start engines in place of dead ones, every few seconds; send weights only if no engine can serve otherwise.
+
+        Raises RunFailedError once rollout has been waited for without any engine for `wait_seconds`.
+        """
+        now = time.monotonic()
+        if now - self._last_check < CHECK_SECONDS:
+            return
+        self._last_check = now
+        self._replace_dead()
+        if len(self):
+            self._waiting_since = None
+        elif self._any_ready():
+            self._transfer(update_weights)
+        elif self._waiting_since is None:
+            self._waiting_since = now
+        elif now - self._waiting_since > self._wait_seconds:
+            raise RunFailedError(
+                f"Every inference engine has died, and none was replaced within {self._wait_seconds:g} s: their "
+                "processes or machines are gone. `--resume` continues from the last checkpoint.",
+                "engines_died",
+            )
+
+    def _replace_dead(self) -> None:
+        self._drop_dead()
+        self._start_missing()
 
     def _transfer(self, update: Callable[[], object]) -> None:
         ready = [start for start in self._starts if start.is_ready]
@@ -135,8 +143,6 @@ class Engines:
         log.warning("Engines died", extra={"engines": addresses, "left": len(self) - len(dead)})
         self._weight_manager.remove_replicas(dead)
         self._joining = [replica for replica in self._joining if replica not in dead]
-        if not len(self):
-            self._all_lost_at = time.monotonic()
         ray.get(self._server_manager.global_load_balancer.remove_servers.remote(addresses))
         for replica in dead:
             _release(replica)

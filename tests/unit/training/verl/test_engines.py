@@ -99,11 +99,18 @@ class EnginesHarness:
             if dying and not self.dead.issuperset(dying):
                 self.dead.update(dying)
                 raise RuntimeError("Connection closed by peer")
-            ranks = [replica.replica_rank for replica in self.weights.replicas]
-            assert not self.dead.intersection(f"server-{rank}" for rank in ranks), "a dead engine was sent weights"
-            self.synced_ranks.append(ranks)
+            self._send_weights()
 
         self.engines.update_weights(update)
+
+    def wait_for_rows(self) -> None:
+        """Check engines as the trainer does while it waits."""
+        self.engines.replace_dead_while_waiting(self._send_weights)
+
+    def _send_weights(self) -> None:
+        ranks = [replica.replica_rank for replica in self.weights.replicas]
+        assert not self.dead.intersection(f"server-{rank}" for rank in ranks), "a dead engine was sent weights"
+        self.synced_ranks.append(ranks)
 
 
 class _Remote:
@@ -128,6 +135,14 @@ def harness(monkeypatch: pytest.MonkeyPatch) -> EnginesHarness:
     monkeypatch.setattr(module.ray, "get", lambda answer: answer)
     monkeypatch.setattr(module.ray, "kill", harness.killed.append)
     return harness
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, as one number that a test changes."""
+    time = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: time[0])
+    return time
 
 
 def test_a_replacement_engine_serves_from_the_next_weight_sync_on(harness):
@@ -215,9 +230,9 @@ def test_a_weight_sync_waits_for_another_engine_if_the_last_one_dies_during_it(h
     assert sorted(harness.served) == ["10.0.0.3", "10.0.0.4"]
 
 
-def test_engines_are_replaced_while_the_trainers_processes_end_a_failed_sync(harness, monkeypatch):
+def test_engines_are_replaced_while_the_trainers_processes_end_a_failed_sync(harness, clock, monkeypatch):
     """That may take longer than a run waits for an engine."""
-    clock, ask, started = [0.0], harness.weights.actor_wg.execute_checkpoint_engine, []
+    ask, started = harness.weights.actor_wg.execute_checkpoint_engine, []
 
     def ask_for_long(methods: list[str]) -> list[bool]:
         started.append(len(EngineStart.started))
@@ -226,7 +241,6 @@ def test_engines_are_replaced_while_the_trainers_processes_end_a_failed_sync(har
         clock[0] += 100.0
         return ask(methods)
 
-    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(harness.weights.actor_wg, "execute_checkpoint_engine", ask_for_long)
 
     harness.sync_weights("server-0", "server-1")
@@ -248,33 +262,42 @@ def test_training_goes_on_without_any_engine_and_the_next_one_gets_the_weights_o
     assert harness.served == ["10.0.0.3"]
 
 
-def test_the_first_of_new_engines_gets_weights_while_the_trainer_waits_for_rows(harness, monkeypatch):
-    clock, sent = [0.0], []
-    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+def test_the_first_of_new_engines_gets_weights_while_the_trainer_waits_for_rows(harness, clock):
     harness.dead |= {"server-0", "server-1"}
     harness.sync_weights()
 
-    harness.engines.replace_dead_while_waiting(lambda: sent.append(len(harness.engines)))
+    harness.wait_for_rows()
     EngineStart.started[0].answers = [True]
     clock[0] += module.CHECK_SECONDS
-    harness.engines.replace_dead_while_waiting(lambda: sent.append(len(harness.engines)))
+    harness.wait_for_rows()
 
-    assert sent == [1]
+    assert harness.synced_ranks == [[2]]
     assert harness.served == ["10.0.0.2"]
 
 
-def test_a_run_without_any_engine_ends_after_a_while(harness, monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
-
+def test_a_run_that_waits_without_any_engine_ends_after_a_while(harness, clock):
     harness.dead |= {"server-0", "server-1"}
-    harness.sync_weights()
-    clock[0] = 60.0
-    harness.sync_weights()
+    clock[0] = 100.0
+    harness.wait_for_rows()
+    clock[0] = 160.0
+    harness.wait_for_rows()
 
-    clock[0] = 60.5
+    clock[0] = 160.0 + module.CHECK_SECONDS
     with pytest.raises(RunFailedError, match="none was replaced within 60 s"):
+        harness.wait_for_rows()
+
+
+def test_steps_that_need_no_engine_do_not_count_as_waiting_for_one(harness, clock):
+    """A start that fails in a long step is repeated for as long as one that fails while rows are waited for."""
+    harness.dead |= {"server-0", "server-1"}
+    harness.wait_for_rows()
+    for _ in range(2):
+        clock[0] += 100.0
         harness.sync_weights()
+        EngineStart.started[-1].error = RuntimeError("no room")
+        harness.wait_for_rows()
+
+    assert harness.synced_ranks == []
 
 
 def test_a_weight_sync_that_fails_while_every_engine_lives_ends_the_run(harness):
