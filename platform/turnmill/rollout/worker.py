@@ -20,6 +20,7 @@ from turnmill.jobs.resources import RESOURCE_SHARE, ray_resource
 from turnmill.observability import logs
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.writer import writer_id
+from turnmill.rollout.actor_deaths import LOSSES
 from turnmill.rollout.failure import as_run_failure
 from turnmill.rollout.verl_classes import AgentLoopManagerTQ, AgentLoopOutput, AgentLoopWorkerTQ, DictConfigWrap
 from turnmill.rollout.verl_types import ActorClass, ActorHandle, BatchRow, RunConfig, SamplingParams, TrajectoryInfo
@@ -167,5 +168,9 @@ class LoopManager(AgentLoopManagerTQ):
         return failure
 
     def close(self) -> None:
-        """Close the workers' environments and connections."""
-        ray.get([worker.close.remote() for worker in self.agent_loop_workers], timeout=20)
+        """Close the workers' environments and connections; what a dead worker had has ended with it."""
+        for reference in [worker.close.remote() for worker in self.agent_loop_workers]:
+            try:
+                ray.get(reference, timeout=20)
+            except LOSSES as error:
+                log.warning("An agent loop worker had died before it was closed", extra={"what": first_line(error)})

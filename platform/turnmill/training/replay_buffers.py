@@ -8,6 +8,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
+from turnmill.rollout.worker import EndedPrompt
 from turnmill.training.arrivals import Arrivals
 from turnmill.training.shared_tags import SharedTags
 from turnmill.training.verl.types import Metrics
@@ -43,12 +44,17 @@ class StepReplayBuffer(ReplayBuffer):
     def _wait_for_arrivals(self, wanted: tuple[str, int], batch_size: int) -> None:
         if self.arrivals is None:
             return
+        # Once in any case: a worker that has died is replaced, although this step's rows have arrived.
+        self._count(self.arrivals.wait(0))
         while self._num_ended[wanted] < batch_size:
             if self.on_poll:
                 self.on_poll()
-            for ended in self.arrivals.wait(WAIT_SECONDS):
-                self._num_ended["val" if ended.validation else "train", ended.step] += 1
+            self._count(self.arrivals.wait(WAIT_SECONDS))
         self._num_ended[wanted] -= batch_size
+
+    def _count(self, ended: Sequence[EndedPrompt]) -> None:
+        for prompt in ended:
+            self._num_ended["val" if prompt.validation else "train", prompt.step] += 1
 
     def _sampleable_terminal_keys(self, partition_id: str, *args: object) -> set[str]:
         if self.on_poll:
