@@ -5,6 +5,7 @@ import gc
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -246,6 +247,27 @@ def test_what_a_dead_worker_is_sent_goes_to_its_replacement(queue, tmp_path, mon
     monkeypatch.setattr(ray, "get", lambda calls: calls)
 
     assert manager.replace_worker(0, death).worker.batches == [["a"]]
+
+
+def test_a_worker_that_has_died_does_not_keep_a_run_that_has_ended_from_closing(queue, tmp_path, monkeypatch):
+    manager = manager_of(TrajectoryManager, tmp_path, monkeypatch)
+    manager.agent_loop_workers = [
+        SimpleNamespace(close=SimpleNamespace(remote=lambda call=call: call)) for call in ("dead", "alive", "broken")
+    ]
+    answered = []
+
+    def get(call: str, *, timeout: float) -> None:
+        answered.append(call)
+        if call == "dead":
+            raise DEATH
+        if call == "broken":
+            raise RuntimeError("disk")
+
+    monkeypatch.setattr(ray, "get", get)
+
+    with pytest.raises(RuntimeError, match="disk"):
+        manager.close()
+    assert answered == ["dead", "alive", "broken"]
 
 
 def test_a_dead_worker_is_replaced_and_the_new_one_plays_what_had_not_ended(queue, tmp_path, monkeypatch):

@@ -45,6 +45,8 @@ class Reports:
         self.queue, self.calls = queue, list(calls)
 
     def wait(self, timeout_seconds: float) -> list[EndedPrompt]:
+        if not timeout_seconds and not self.calls:
+            return []
         return [self.queue.end(uid, step) for uid, step in self.calls.pop(0)]
 
 
@@ -109,6 +111,16 @@ def test_a_replacement_that_has_ended_with_the_first_prompts_is_not_waited_for(q
     more, _ = made.sample(1, "train", 1)
 
     assert sorted(first.keys + more.keys) == ["a_0_0", "a_1_0", "b_0_0", "b_1_0", "c_0_0", "c_1_0"]
+
+
+def test_workers_are_asked_at_every_step_although_its_rows_are_there(queue):
+    """A dead one is replaced then, and not only when the rows that are ahead have run out."""
+    made = buffer(queue, [("a", 1), ("b", 2)], [("c", 3)])
+
+    made.sample(1, "train", 1)
+    made.sample(2, "train", 1)
+
+    assert made.arrivals.calls == []
 
 
 def test_engines_are_looked_after_while_nothing_arrives(queue):
