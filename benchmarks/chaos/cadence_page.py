@@ -52,6 +52,7 @@ cadence, seed and round. A round begins with an undisturbed run of the same step
   {STEPS_AHEAD} further steps, or 37 s, are in flight or wait while a step is trained; *lost each* counts those of one
   step alone. This hides what rollout waits for only where rollout is faster than learning: with one pass over the rows
   and 8 steps ahead, a step took 0.9 s of both cores, and each of four cuts of 15 s cost 10 to 20 s (commit 5875b90d).
+  The row of commit 3f0bc586 is of that set-up.
 - **plain verl and verifiers** are set up as above, with a loop that starts them again {CADENCE_RETRIES} times. They
   have no store: `{AROUND}` and `{ALL}` lack its faults, so that the same seed draws others than for turnmill. What a
   signal has stopped stays so, as nothing of theirs looks for it; a tool server that has ended is started again by the
