@@ -24,6 +24,8 @@ Here faults come again and again into one run:
   --steps 40 --seeds 0 1
 .venv/bin/python benchmarks/rl_chaos.py cadence --every 4 --groups "store tail lost" --steps 40 --seeds 0 --rounds 1
 .venv/bin/python benchmarks/rl_chaos.py cadence --systems turnmill verl verifiers --steps 60 --longest 600
+.venv/bin/python benchmarks/rl_chaos.py cadence --systems turnmill-async --every 60 --steps 150 --seeds 0 1
+.venv/bin/python benchmarks/rl_chaos.py cadence --systems turnmill-async --every 10 --steps 60 --seeds 0 1
 .venv/bin/python benchmarks/rl_chaos.py page
 ```
 
