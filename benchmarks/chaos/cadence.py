@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from chaos.containment import RUNS, BenchmarkError, contained
 from chaos.faults import UNDISTURBED
-from chaos.measures import Record, lost_seconds, measure, own_ettr, step_seconds, window
+from chaos.measures import Record, lost_seconds, measure, own_ettr, window
 from chaos.result import CADENCE_RESULTS, CadenceResult
 from chaos.systems import system
 from results_file import append_result, present_commit
@@ -52,7 +52,7 @@ def result_of(
     commit: str,
 ) -> CadenceResult:
     """Return the result of a run."""
-    lost = lost_seconds(record, step_seconds(calm))
+    lost = lost_seconds(record, calm)
     return CadenceResult(
         **asdict(measure(record, calm, steps=options.steps, hang_seconds=options.hang_seconds)),
         commit=commit,

@@ -224,18 +224,21 @@ def own_ettr(record: Record, steps: int) -> float | None:
     return min(1.0, sum(record.step_times) / spent) if record.step_times and spent > 0 else None
 
 
-def lost_seconds(record: Record, step: float) -> list[float]:
-    """Return for each fault how much longer than `step` seconds steps took because of it.
+def lost_seconds(record: Record, calm: Record) -> list[float]:
+    """Return for each fault how much longer steps took because of it than those of the undisturbed run `calm`.
 
-    A step's delay is that of the faults in it, in equal parts; without one, of the last fault before. The end of a run
-    that failed is that of a step.
+    The first step is compared with the first, in which rollout has no rows ahead; others with the median. A step's
+    delay is that of the faults in it, in equal parts; without one, of the last fault before. The end of a run that
+    failed is that of a step.
     """
     lost = [0.0] * len(record.faults)
+    usual = step_seconds(calm)
+    expected = calm.steps[0] - (calm.first_effect or 0.0) if calm.steps else usual
     begin = record.first_effect or 0.0
     for end in (*record.steps, *([] if record.exit_code == 0 else [record.seconds])):
         before = [number for number, moment in enumerate(record.faults) if moment < end]
         blamed = [number for number in before if record.faults[number] >= begin] or before[-1:]
         for number in blamed:
-            lost[number] += (end - begin - step) / len(blamed)
-        begin = end
+            lost[number] += (end - begin - expected) / len(blamed)
+        begin, expected = end, usual
     return lost

@@ -67,7 +67,7 @@ class CadenceResult(Result):
 
     @property
     def ettr_by_delays(self) -> float:
-        """ETTR from the delays of steps, of which each is beside the undisturbed run's median step."""
+        """ETTR from the delays of steps, of which each is beside steps of the undisturbed run."""
         return self.undisturbed_seconds / (self.undisturbed_seconds + max(0.0, self.late_seconds))
 
 

@@ -215,6 +215,19 @@ def test_ray_is_started_again_if_one_of_its_processes_has_died_or_stands_still(
     assert node() != first
 
 
+def test_ray_is_started_again_at_once_if_the_clock_was_set_back(
+    infrastructure: Infrastructure, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+):
+    first, left = node(), attempt(folder, steps=1)
+    monkeypatch.setattr(infrastructure._clock, "seconds_behind", lambda: 3600.0)
+
+    infrastructure.clear()
+    infrastructure.start()
+
+    assert not alive(left)
+    assert node() != first
+
+
 @pytest.mark.parametrize(
     "infrastructure", [tool_job(agent__toolServerUrl="http://127.0.0.1:9", retries=2)], indirect=True, ids=["tools"]
 )

@@ -141,9 +141,18 @@ def test_delays_are_the_cost_of_the_faults_in_the_same_step_else_of_the_last_one
     run = record(chaos, steps=steps, faults=[32.0, 50.0, 60.0, 170.0])
 
     # 30 to 45 is late by 5 s; 45 to 90 by 35 s for two; no fault from 90 on, where the steps take -2 s and 52 s more.
-    assert chaos.measures.lost_seconds(run, 10.0) == pytest.approx([5.0, 17.5, 17.5 - 2 + 52, 0.0])
+    calm = record(chaos)
+    assert chaos.measures.lost_seconds(run, calm) == pytest.approx([5.0, 17.5, 17.5 - 2 + 52, 0.0])
     failed = record(chaos, exit_code=1, steps=steps[:1], faults=[32.0], seconds=100.0)
-    assert chaos.measures.lost_seconds(failed, 10.0) == pytest.approx([60.0])
+    assert chaos.measures.lost_seconds(failed, calm) == pytest.approx([60.0])
+
+
+def test_the_delay_of_the_first_step_is_beyond_that_of_the_undisturbed_run(chaos):
+    calm = record(chaos, first_effect=5.0)
+
+    run = record(chaos, first_effect=5.0, steps=[32.0, 45.0], faults=[10.0, 40.0])
+
+    assert chaos.measures.lost_seconds(run, calm) == pytest.approx([2.0, 3.0])
 
 
 def test_recovery_ends_with_the_next_step(chaos):

@@ -2,13 +2,16 @@
 
 import logging
 import signal
+import threading
 import time
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 
 import psutil
 
 from turnmill.core.activity import has_ended, is_stopped
+from turnmill.core.clock import Clock
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.progress import read_progress
 from turnmill.observability.run_folder import RunFolder
@@ -16,6 +19,7 @@ from turnmill.runs import processes
 from turnmill.runs.ray_cluster import RayCluster, ray_cluster
 from turnmill.runs.services import Services, services
 from turnmill.runs.still_processes import RAY_AGENT, RayNode
+from turnmill.runs.watcher import watching
 
 NODE = ("gcs_server", "raylet")
 """Ray's processes without which no attempt can go on."""
@@ -40,6 +44,9 @@ class Infrastructure:
         self._started: Mapping[int, str] = {}
         """Names of Ray's own processes, and of the one that has become the fork server or waits for it."""
 
+        self._clock = Clock()
+        """Since Ray was started."""
+
         self._steps_done: int | None = None
         """Steps that were complete at the end of the last attempt, if there was one."""
 
@@ -47,6 +54,8 @@ class Infrastructure:
         """Return tool server and store; start them and Ray unless they run. Raises RunFailedError."""
         if self._services is None:
             with ExitStack() as stack:
+                self._clock = Clock()
+                stack.enter_context(watching(partial(_watch, self._clock), "clock"))
                 running = stack.enter_context(services(self._job, self._folder, self._owner))
                 self._cluster = stack.enter_context(ray_cluster(self._job, self._device, self._owner, self._folder))
                 self._started = _children(set(processes.find_marked(self._owner.mark)) - running.process_ids())
@@ -89,6 +98,9 @@ class Infrastructure:
         """
         if self._services is None:
             return False
+        if (behind := self._clock.seconds_behind()) > FREE_SECONDS:
+            log.warning("Clock was set back, Ray does not go on and is started again", extra={"seconds": round(behind)})
+            return False
         assert self._cluster is not None
         stay, server, store = set(self._started), self._cluster.fork_server, self._services.store
         if server is not None:
@@ -104,6 +116,11 @@ class Infrastructure:
             return False
         self._cluster.keep_logs(self._folder)
         return True
+
+
+def _watch(clock: Clock, over: threading.Event) -> None:
+    while not over.wait(LOOK_SECONDS):
+        clock.seconds_behind()
 
 
 def _children(pids: Collection[int]) -> dict[int, str]:
