@@ -11,6 +11,7 @@ from ray.actor import ActorHandle
 from verl.workers.rollout.replica import RolloutReplica
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
+from turnmill.core.clock import Clock
 from turnmill.core.errors import RunFailedError
 from turnmill.rollout.actor_deaths import DEATHS
 from turnmill.training.accelerators import Demand, wait_for_room
@@ -52,6 +53,7 @@ class Engines:
         self._waiting_since: float | None = None
         """Since when rows are waited for without any engine."""
 
+        self._clock = Clock()
         self._move_load_balancer_to_this_node()
 
     def __len__(self) -> int:
@@ -64,6 +66,7 @@ class Engines:
         the rows that have arrived; the next call, or one of `replace_dead_while_waiting`, sends weights to a new one.
         """
         self._waiting_since = None
+        self._clock.seconds_behind()
         self._replace_dead()
         if len(self) or self._any_ready():
             self._transfer(update)
@@ -71,9 +74,11 @@ class Engines:
     def replace_dead_while_waiting(self, update_weights: Callable[[], object]) -> None:
         """Start engines in place of dead ones, every few seconds; send weights only if no engine can serve otherwise.
 
-        Raises RunFailedError once rollout has been waited for without any engine for `wait_seconds`.
+        Raises RunFailedError once rollout has been waited for without any engine for `wait_seconds`, or sooner if none
+        can start by then.
         """
         now = time.monotonic()
+        self._clock.seconds_behind()
         if now - self._last_check < CHECK_SECONDS:
             return
         self._last_check = now
@@ -84,6 +89,13 @@ class Engines:
             self._transfer(update_weights)
         elif self._waiting_since is None:
             self._waiting_since = now
+        elif (behind := self._clock.seconds_behind()) > self._wait_seconds and not any(s.has_room for s in self._starts):
+            # On one machine, the next attempt starts Ray again.
+            raise RunFailedError(
+                f"Every inference engine has died, and the clock was set back: for {behind:.0f} s more, Ray does not "
+                "notice the room that they left. Start Ray again; `--resume` continues from the last checkpoint.",
+                "engines_died",
+            )
         elif now - self._waiting_since > self._wait_seconds:
             raise RunFailedError(
                 f"Every inference engine has died, and none was replaced within {self._wait_seconds:g} s: their "
@@ -190,13 +202,14 @@ class _EngineStart:
     def __init__(self, replica: RolloutReplica, demand: Demand) -> None:
         self.replica = replica
         self._demand = demand
-        self.is_ready = False
+        self.has_room = self.is_ready = False
         self.error: BaseException | None = None
         threading.Thread(target=self._start, daemon=True, name=f"engine-{replica.replica_rank}").start()
 
     def _start(self) -> None:
         try:
             wait_for_room(self._demand)
+            self.has_room = True
             asyncio.run(self.replica.init_standalone())
             self.is_ready = True
         except BaseException as error:

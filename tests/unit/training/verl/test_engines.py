@@ -62,6 +62,7 @@ class EngineStart:
 
     def __init__(self, replica: Replica, demand: Any) -> None:
         self.replica, self.error, self.answers = replica, None, [False]
+        self.has_room = False
         EngineStart.started.append(self)
 
     @property
@@ -284,6 +285,24 @@ def test_a_run_that_waits_without_any_engine_ends_after_a_while(harness, clock):
 
     clock[0] = 160.0 + module.CHECK_SECONDS
     with pytest.raises(RunFailedError, match="none was replaced within 60 s"):
+        harness.wait_for_rows()
+
+
+@pytest.mark.parametrize(("behind", "has_room", "ends"), [(3600, False, True), (59, False, False), (3600, True, False)])
+def test_a_run_does_not_wait_for_an_engine_where_ray_stands_still_for_longer(
+    harness, clock, monkeypatch, behind: float, has_room: bool, ends: bool
+):
+    """After a step back of the clock; a start that found room before, or on another machine, is waited for."""
+    monkeypatch.setattr(harness.engines, "_clock", SimpleNamespace(seconds_behind=lambda: behind))
+    harness.dead |= {"server-0", "server-1"}
+    harness.wait_for_rows()
+    EngineStart.started[1].has_room = has_room
+    clock[0] += module.CHECK_SECONDS
+
+    if ends:
+        with pytest.raises(RunFailedError, match="for 3600 s more, Ray does not notice"):
+            harness.wait_for_rows()
+    else:
         harness.wait_for_rows()
 
 
