@@ -71,7 +71,7 @@ same time: productive time as a share of all, as for Llama 3. A step that is slo
 productive here; the undisturbed run's is in brackets. Not of plain verl and verifiers |
 | lost each | turns lost, for each trajectory that was in flight when a fault came: each fault meets one step's |
 | late s | the seconds by which steps were late, of all faults together: what they took beyond the undisturbed run's \
-median step, and the first beyond its first (beyond the median, too, in rows of before 2026-12-01) |
+median step, and the first beyond its first (beyond the median, too, in rows before commit c58b4eb7) |
 | by delays | ETTR from *undisturbed s* and *late s*. If the machine was slow for a part of the undisturbed run alone, \
 ETTR is too high, and this less so. Of runs that ended alone, as are the costs of a fault |
 | lasted s | for how long faults that pass were there; no recovery saves it where work needs what is gone |

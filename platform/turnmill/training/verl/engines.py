@@ -89,7 +89,9 @@ class Engines:
             self._transfer(update_weights)
         elif self._waiting_since is None:
             self._waiting_since = now
-        elif (behind := self._clock.seconds_behind()) > self._wait_seconds and not any(s.has_room for s in self._starts):
+        elif (behind := self._clock.seconds_behind()) > self._wait_seconds and not any(
+            s.has_room for s in self._starts
+        ):
             # On one machine, the next attempt starts Ray again.
             raise RunFailedError(
                 f"Every inference engine has died, and the clock was set back: for {behind:.0f} s more, Ray does not "
